@@ -1,0 +1,91 @@
+"""Log lines: for people on a terminal, JSON elsewhere; never a secret in either.
+
+A line is an event name with fields: `log.info("outbox.delivered",
+extra=fields(outbox_id=7))`. The correlation id of the request in hand is added
+by itself. Values that must not be seen are registered with `hide`, and what
+looks like a credential is masked whether registered or not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from engram.kernel import correlation
+
+_MASK = "***"
+_CREDENTIALS = (
+    re.compile(r"(?i)(://[^\s:/@]*:)[^\s@]+(@)"),
+    re.compile(
+        r"(?i)((?:authorization|x-api-key|password|api[_-]?key|token|secret)['\"]?\s*[:=]\s*['\"]?(?:bearer\s+)?)[^\s,'\"&}]+()"
+    ),
+    re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]+()"),
+)
+_hidden: set[str] = set()
+
+
+def hide(value: str | None) -> None:
+    """Never write this value, wherever it turns up."""
+    if value and len(value) >= 4:
+        _hidden.add(value)
+
+
+def redact(text: str) -> str:
+    for value in _hidden:
+        text = text.replace(value, _MASK)
+    for pattern in _CREDENTIALS:
+        text = pattern.sub(rf"\g<1>{_MASK}\g<2>", text)
+    return text
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    return {"fields": values}
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, Any] = dict(getattr(record, "fields", {}))
+    correlation_id = correlation.current.get()
+    if correlation_id:
+        found.setdefault("correlation_id", correlation_id)
+    return found
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **_fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return redact(json.dumps(line, ensure_ascii=False, default=str))
+
+
+class HumanFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        told = " ".join(f"{k}={v}" for k, v in _fields_of(record).items())
+        line = f"{clock} {record.levelname.lower():<7} {record.getMessage()} {told}".rstrip()
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return redact(line)
+
+
+def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging for a process; called once, by the command line."""
+    stream = stream or sys.stderr
+    human = style == "human" or (style == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(HumanFormatter() if human else JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("httpx2", "httpcore2", "httpx", "httpcore", "mcp", "uvicorn.access", "psycopg.pool"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
