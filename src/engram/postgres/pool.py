@@ -1,0 +1,76 @@
+"""Connections: READ COMMITTED, one statement per transaction, every wait bounded."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from engram.postgres.errors import translated
+from engram.postgres.query import Row
+
+SyncPool = ConnectionPool[psycopg.Connection[Row]]
+AsyncPool = AsyncConnectionPool[psycopg.AsyncConnection[Row]]
+
+CONNECT_TIMEOUT_SECONDS = 5
+STATEMENT_TIMEOUT_MS = 15_000
+LOCK_TIMEOUT_MS = 5_000
+IDLE_IN_TRANSACTION_MS = 30_000
+WAIT_FOR_CONNECTION_SECONDS = 5.0
+
+_SESSION = (
+    f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
+    f" -c lock_timeout={LOCK_TIMEOUT_MS}"
+    f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_MS}"
+    " -c default_transaction_isolation=read\\ committed"
+    " -c TimeZone=UTC"
+)
+_CONNECT = {"autocommit": True, "row_factory": dict_row}
+
+
+def bounded(dsn: str, *, application_name: str = "engram") -> str:
+    """`dsn` with engram's time-outs; what the DSN itself says in `options` wins."""
+    given = conninfo_to_dict(dsn)
+    options = f"{_SESSION} {given.get('options') or ''}".strip()
+    defaults: dict[str, str | int] = {
+        "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+        "application_name": application_name,
+    }
+    return make_conninfo(dsn, **{k: v for k, v in defaults.items() if k not in given}, options=options)
+
+
+def connect(dsn: str, *, application_name: str = "engram") -> psycopg.Connection[Row]:
+    """One connection outside any pool."""
+    with translated("connect"):
+        return psycopg.connect(
+            bounded(dsn, application_name=application_name), autocommit=True, row_factory=dict_row
+        )
+
+
+def sync_pool(dsn: str, *, max_size: int = 8, application_name: str = "engram") -> SyncPool:
+    return ConnectionPool(
+        bounded(dsn, application_name=application_name),
+        connection_class=psycopg.Connection[Row],
+        kwargs=_CONNECT,
+        min_size=1,
+        max_size=max_size,
+        timeout=WAIT_FOR_CONNECTION_SECONDS,
+        open=True,
+    )
+
+
+def async_pool(
+    dsn: str, *, min_size: int = 1, max_size: int = 16, application_name: str = "engram"
+) -> AsyncPool:
+    """Not open yet: `async with` it, or `await pool.open()`, inside the event loop."""
+    return AsyncConnectionPool(
+        bounded(dsn, application_name=application_name),
+        connection_class=psycopg.AsyncConnection[Row],
+        kwargs=_CONNECT,
+        min_size=min_size,
+        max_size=max_size,
+        timeout=WAIT_FOR_CONNECTION_SECONDS,
+        max_waiting=1000,
+        open=False,
+    )

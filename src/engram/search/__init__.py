@@ -1,0 +1,1 @@
+"""Text into tokens. Used wherever engram searches words; knows no database."""

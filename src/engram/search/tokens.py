@@ -1,0 +1,69 @@
+"""Text -> tokens, for Latin and CJK scripts alike.
+
+Latin, Cyrillic and other spaced scripts give one token per word. Chinese,
+Japanese and Korean runs, which no space divides, give overlapping bigrams (and
+the single character where a run is one long), so that any two-character word
+inside a sentence is found. The same function makes the stored side and the
+asked side; a text indexed by one version must be asked by the same.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+MAX_TOKENS = 20_000
+MAX_TOKEN_LENGTH = 64
+_MAX_POSITION = 16_383
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_RUNS = re.compile(rf"(?P<cjk>[{_CJK}]+)|(?P<word>[^\W_{_CJK}]+)")
+
+
+def tokenize(text: str) -> list[str]:
+    """Tokens in order of appearance, repeats included, bounded in number and length.
+
+    >>> tokenize("Renew the lease_token, 续租约!")
+    ['renew', 'the', 'lease', 'token', '续租', '租约']
+    """
+    tokens: list[str] = []
+    for token in _tokens(unicodedata.normalize("NFKC", text).casefold()):
+        tokens.append(token)
+        if len(tokens) >= MAX_TOKENS:
+            break
+    return tokens
+
+
+def _tokens(text: str) -> Iterator[str]:
+    for run in _RUNS.finditer(text):
+        found = run.group()
+        if run.lastgroup == "word":
+            yield found[:MAX_TOKEN_LENGTH]
+        elif len(found) == 1:
+            yield found
+        else:
+            yield from (found[i : i + 2] for i in range(len(found) - 1))
+
+
+def tsvector(tokens: Sequence[str]) -> str:
+    """PostgreSQL's text form of a tsvector with positions; tokens hold only word characters.
+
+    >>> tsvector(["b", "a", "b"])
+    "'b':1,3 'a':2"
+    """
+    positions: dict[str, list[int]] = {}
+    for position, token in enumerate(tokens, start=1):
+        known = positions.setdefault(token, [])
+        if len(known) < 16:
+            known.append(min(position, _MAX_POSITION))
+    return " ".join(f"'{token}':{','.join(map(str, at))}" for token, at in positions.items())
+
+
+def any_of(tokens: Sequence[str]) -> str:
+    """PostgreSQL's text form of a tsquery that matches any of the tokens.
+
+    >>> any_of(["a", "b", "a"])
+    "'a' | 'b'"
+    """
+    return " | ".join(f"'{token}'" for token in dict.fromkeys(tokens))
