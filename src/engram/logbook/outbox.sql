@@ -1,0 +1,235 @@
+-- name: enqueue
+-- Put content in the outbox, or find the live row that has it; the memory follows, never from 'stored'.
+WITH drawn AS MATERIALIZED (
+    SELECT nextval('logbook.outbox_memory_outbox_id_seq') AS outbox_id
+), queued AS (
+    INSERT INTO logbook.outbox_memory AS o
+        (outbox_id, target_space, payload_sha, payload_md, item_id, last_error)
+    SELECT outbox_id, %(target_space)s, %(payload_sha)s, %(payload_md)s, %(item_id)s, %(last_error)s
+    FROM drawn
+    ON CONFLICT (target_space, payload_sha) WHERE status <> 'dead' AND forgotten_at IS NULL
+    DO UPDATE SET updated_at = o.updated_at
+    RETURNING outbox_id, status
+), memory AS (
+    INSERT INTO logbook.memories AS m
+        (target_space, payload_sha, payload_md, item_id, state, outbox_id, words)
+    SELECT %(target_space)s, %(payload_sha)s, %(payload_md)s, %(item_id)s, 'parked', outbox_id,
+           %(words)s::tsvector
+    FROM queued WHERE status = 'pending'
+    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'parked' THEN EXCLUDED.outbox_id ELSE m.outbox_id END
+)
+SELECT outbox_id FROM queued;
+
+-- name: check_dedup
+-- The sent row that already has this content.
+SELECT * FROM logbook.outbox_memory
+WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s
+  AND status = 'sent' AND forgotten_at IS NULL;
+
+-- name: claim
+-- Lease due rows, oldest first. A lease is over once its own length has passed.
+WITH due AS MATERIALIZED (
+    SELECT outbox_id FROM logbook.outbox_memory
+    WHERE status = 'pending'
+      AND forgotten_at IS NULL
+      AND next_attempt_at <= now()
+      AND (locked_at IS NULL OR locked_at + make_interval(secs => lease_seconds) <= now())
+    ORDER BY next_attempt_at, outbox_id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE logbook.outbox_memory o
+SET locked_by = %(worker_id)s,
+    locked_at = now(),
+    lease_seconds = %(lease_seconds)s,
+    lease_token = nextval('logbook.lease_token_seq'),
+    -- Taking over from a holder that never settled: it may have delivered.
+    ambiguous = o.ambiguous OR o.locked_at IS NOT NULL,
+    updated_at = now()
+FROM due
+WHERE o.outbox_id = due.outbox_id
+RETURNING o.*;
+
+-- name: renew
+-- Start the lease anew. Late is allowed as long as nobody has taken the row.
+UPDATE logbook.outbox_memory
+SET locked_at = now(), updated_at = now()
+WHERE outbox_id = %(outbox_id)s
+  AND status = 'pending'
+  AND locked_by = %(worker_id)s
+  AND (%(lease_token)s::bigint IS NULL OR lease_token = %(lease_token)s)
+RETURNING outbox_id;
+
+-- name: release_many
+-- Hand leased rows back without counting a try, each after its own delay.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[], %(errors)s::text[],
+                         %(delays)s::float8[], %(ambiguous)s::bool[])
+        AS t (outbox_id, lease_token, error, delay, ambiguous)
+), held AS MATERIALIZED (
+    SELECT o.outbox_id, asked.error, asked.delay, asked.ambiguous
+    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
+    WHERE o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    ORDER BY o.outbox_id
+    FOR UPDATE OF o
+)
+UPDATE logbook.outbox_memory o
+SET locked_by = NULL,
+    locked_at = NULL,
+    next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => held.delay)),
+    ambiguous = o.ambiguous OR held.ambiguous,
+    last_error = COALESCE(held.error, o.last_error),
+    updated_at = now()
+FROM held
+WHERE o.outbox_id = held.outbox_id
+RETURNING o.outbox_id;
+
+-- name: ack_many
+-- Settle delivered rows whose lease is held and live; each with its memory and, if asked, its audit.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[],
+                         %(memory_ids)s::text[], %(reasons)s::text[])
+        AS t (outbox_id, lease_token, memory_id, reason)
+), held AS MATERIALIZED (
+    SELECT o.outbox_id, asked.memory_id, asked.reason
+    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
+    WHERE o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    ORDER BY o.outbox_id
+    FOR UPDATE OF o
+), settled AS (
+    UPDATE logbook.outbox_memory o
+    SET status = 'sent',
+        memory_id = held.memory_id,
+        last_error = COALESCE('memory_id=' || held.memory_id, o.last_error),
+        locked_at = NULL,
+        locked_by = NULL,
+        updated_at = now()
+    FROM held
+    WHERE o.outbox_id = held.outbox_id
+    RETURNING o.*, held.reason
+), memory AS (
+    UPDATE logbook.memories m
+    SET state = 'stored', memory_id = settled.memory_id, updated_at = now()
+    FROM settled
+    WHERE m.outbox_id = settled.outbox_id AND m.state = 'parked'
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         memory_id, correlation_id, evidence_refs_json, finalized_at)
+    SELECT actor_user_id, target_space, target_space, 'allow', reason, 'success', payload_sha,
+           memory_id, correlation_id, evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+    FROM settled WHERE %(audited)s
+)
+SELECT outbox_id FROM settled;
+
+-- name: fail_many
+-- Give held rows back for a later try; each counts one and, if asked, has its audit.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[], %(errors)s::text[],
+                         %(next_attempts)s::timestamptz[], %(delays)s::float8[], %(ambiguous)s::bool[],
+                         %(reasons)s::text[])
+        AS t (outbox_id, lease_token, error, next_attempt_at, delay, ambiguous, reason)
+), held AS MATERIALIZED (
+    SELECT o.outbox_id, asked.error, asked.next_attempt_at, asked.delay, asked.ambiguous, asked.reason
+    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
+    WHERE o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    ORDER BY o.outbox_id
+    FOR UPDATE OF o
+), settled AS (
+    UPDATE logbook.outbox_memory o
+    SET retry_count = o.retry_count + 1,
+        next_attempt_at = COALESCE(held.next_attempt_at, now() + make_interval(secs => held.delay)),
+        last_error = held.error,
+        ambiguous = o.ambiguous OR held.ambiguous,
+        locked_at = NULL,
+        locked_by = NULL,
+        updated_at = now()
+    FROM held
+    WHERE o.outbox_id = held.outbox_id
+    RETURNING o.*, held.reason
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT actor_user_id, target_space, target_space, 'retry', reason, 'success', payload_sha,
+           correlation_id, evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+    FROM settled WHERE %(audited)s
+)
+SELECT outbox_id FROM settled;
+
+-- name: dead_many
+-- Give held rows up for good; each has, if asked, its audit.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[],
+                         %(errors)s::text[], %(reasons)s::text[])
+        AS t (outbox_id, lease_token, error, reason)
+), held AS MATERIALIZED (
+    SELECT o.outbox_id, asked.error, asked.reason
+    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
+    WHERE o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    ORDER BY o.outbox_id
+    FOR UPDATE OF o
+), settled AS (
+    UPDATE logbook.outbox_memory o
+    SET status = 'dead',
+        last_error = held.error,
+        locked_at = NULL,
+        locked_by = NULL,
+        updated_at = now()
+    FROM held
+    WHERE o.outbox_id = held.outbox_id
+    RETURNING o.*, held.reason
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT actor_user_id, target_space, target_space, 'reject', reason, 'success', payload_sha,
+           correlation_id, evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+    FROM settled WHERE %(audited)s
+)
+SELECT outbox_id FROM settled;
+
+-- name: record_conflicts
+-- Audit the settles that were refused; a row this very lease has settled already is no conflict.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[])
+        AS t (outbox_id, lease_token)
+), lost AS (
+    SELECT o.* FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
+    WHERE o.status = 'pending' OR o.lease_token IS DISTINCT FROM asked.lease_token
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT actor_user_id, target_space, target_space, 'conflict', 'outbox_flush_conflict', 'success',
+           payload_sha, correlation_id,
+           evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+    FROM lost
+)
+SELECT outbox_id FROM lost;
+
+-- name: get
+-- One row, whole.
+SELECT * FROM logbook.outbox_memory WHERE outbox_id = %(outbox_id)s;
+
+-- name: stats
+-- How many rows are in each state, how many are due, and how old the oldest waiting one is.
+SELECT count(*) FILTER (WHERE status = 'pending') AS pending,
+       count(*) FILTER (WHERE status = 'sent') AS sent,
+       count(*) FILTER (WHERE status = 'dead') AS dead,
+       count(*) FILTER (WHERE status = 'pending' AND next_attempt_at <= now()) AS due,
+       COALESCE(EXTRACT(epoch FROM now() - min(created_at) FILTER (WHERE status = 'pending')), 0)::float8
+           AS oldest_pending_seconds
+FROM logbook.outbox_memory;
