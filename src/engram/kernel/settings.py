@@ -129,6 +129,11 @@ class Settings:
         "postgresql://engram@db.internal/engram", "Your PostgreSQL (15 or later) instead of the embedded one.",
         secret=True,
     )  # fmt: skip
+    memory_dsn: str | None = _setting(
+        "ENGRAM_MEMORY_DSN", "memory.dsn", _dsn, None,
+        "postgresql://engram@db.internal/engram_memory", "The embedded memory server's own database.",
+        secret=True,
+    )  # fmt: skip
     redis_url: str | None = _setting(
         "REDIS_URL", "redis.url", _url("redis", "rediss", "unix"), None,
         "redis://cache.internal:6379/0", "Your Redis instead of the embedded one.", secret=True,
@@ -159,7 +164,7 @@ class Settings:
     )  # fmt: skip
     gateway_host: str = _setting(
         "GATEWAY_HOST", "gateway.host", _text, "127.0.0.1",
-        "127.0.0.1", "The address to listen on. Anything but loopback needs tokens.",
+        "127.0.0.1", "The address to listen on; only loopback is accepted.",
     )  # fmt: skip
     gateway_port: int = _setting(
         "GATEWAY_PORT", "gateway.port", _integer(0, 65535), 8787,
@@ -168,10 +173,6 @@ class Settings:
     gateway_mode: str = _setting(
         "GATEWAY_MODE", "gateway.mode", _choice("FULL", "DEGRADED", fold=str.upper), "DEGRADED",
         "FULL", "FULL: every capability must be there for /readyz to say so.",
-    )  # fmt: skip
-    tokens_file: Path | None = _setting(
-        "ENGRAM_TOKENS_FILE", "gateway.tokens-file", _path, None,
-        "/etc/engram/tokens", "Hashed tokens with their owners and scopes.",
     )  # fmt: skip
     allowed_hosts: tuple[str, ...] = _setting(
         "ENGRAM_ALLOWED_HOSTS", "gateway.allowed-hosts", _names, (),

@@ -1,0 +1,170 @@
+"""`memory_query`: what the caller may read, best first, whether or not the memory server answers.
+
+The memory server's hits are filtered by what engram itself knows (space and
+state); memories still in the outbox are searched as well, so a write that was
+deferred a second ago is found. When the server fails in any way, the logbook
+alone answers and the reply says `degraded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engram.gateway.openmemory_client import Hit, OpenMemoryClient
+from engram.gateway.spaces import Space, may_read, parse_space, private_space, team_space
+from engram.kernel.errors import BackendError, Forbidden, InputError
+from engram.kernel.logs import fields
+from engram.kernel.metrics import QUERIES
+from engram.kernel.settings import Settings
+from engram.logbook import memories
+from engram.postgres.executors import AsyncExecutor
+from engram.postgres.query import Row
+from engram.search.fusion import fuse
+
+log = logging.getLogger(__name__)
+
+MAX_TOP_K = 100
+MAX_QUERY_CHARS = 4000
+# The server cannot filter by space, so more is asked for than is wanted.
+OVER_FETCH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRequest:
+    query: str
+    actor_user_id: str
+    correlation_id: str
+    spaces: list[str] | None = None
+    top_k: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class QueryReply:
+    ok: bool
+    results: list[dict[str, Any]]
+    total: int
+    spaces_searched: list[str]
+    degraded: bool
+    correlation_id: str
+    message: str = field(default="")
+
+
+class MemoryQuery:
+    def __init__(self, db: AsyncExecutor, client: OpenMemoryClient, settings: Settings) -> None:
+        self._db = db
+        self._client = client
+        self._project = settings.project_key
+        self._deadline = settings.query_deadline_seconds
+
+    async def query(self, request: QueryRequest) -> QueryReply:
+        _validate(request)
+        spaces = [str(space) for space in self._readable(request)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                answered = group.create_task(self._answered(request, spaces))
+                waiting = group.create_task(self._search(request, spaces, ["parked"]))
+            found, degraded, why = _merged(answered.result(), waiting.result(), request.top_k), False, ""
+        except* BackendError as failed:
+            error = failed.exceptions[0]
+            log.warning("memory_query.degraded", extra=fields(reason=getattr(error, "reason", "")))
+            found, degraded, why = await self._degraded(request, spaces), True, str(error)
+        QUERIES.labels(str(degraded).lower()).inc()
+        return _reply(request, spaces, found, degraded, why)
+
+    def _readable(self, request: QueryRequest) -> list[Space]:
+        if request.spaces is None:
+            return [team_space(self._project), private_space(request.actor_user_id)]
+        return [_checked(text, request.actor_user_id) for text in dict.fromkeys(request.spaces)]
+
+    async def _answered(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
+        """The server's hits that the caller may see, asking for more until there are enough."""
+        wanted = min(request.top_k * OVER_FETCH, MAX_TOP_K)
+        while True:
+            hits = await self._client.query(request.query, k=wanted, seconds=self._deadline)
+            known = await self._known(hits, spaces)
+            if len(known) >= request.top_k or len(hits) < wanted or wanted >= MAX_TOP_K:
+                return known
+            wanted = min(wanted * 2, MAX_TOP_K)
+
+    async def _known(self, hits: Sequence[Hit], spaces: list[str]) -> list[Row]:
+        rows = await self._db.run(memories.by_memory_ids([h.memory_id for h in hits], spaces=spaces))
+        by_id = {row["memory_id"]: row for row in rows}
+        return [
+            {**by_id[hit.memory_id], "score": hit.score, "source": "openmemory", "state": "stored"}
+            for hit in hits
+            if hit.memory_id in by_id
+        ]
+
+    async def _search(self, request: QueryRequest, spaces: list[str], states: list[str]) -> list[Row]:
+        query = memories.search(request.query, spaces=spaces, states=states, limit=request.top_k)
+        return [{**row, "source": "logbook"} for row in await self._db.run(query)]
+
+    async def _degraded(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
+        return await self._search(request, spaces, ["stored", "parked"])
+
+
+def _validate(request: QueryRequest) -> None:
+    wrong = {}
+    if not request.query.strip():
+        wrong["query"] = "must not be empty"
+    elif len(request.query) > MAX_QUERY_CHARS:
+        wrong["query"] = f"has {len(request.query)} characters; the limit is {MAX_QUERY_CHARS}"
+    if not 1 <= request.top_k <= MAX_TOP_K:
+        wrong["top_k"] = f"must be between 1 and {MAX_TOP_K}"
+    if parse_space(f"private:{request.actor_user_id}") is None:
+        wrong["actor_user_id"] = "must be 1 to 128 characters without spaces"
+    if wrong:
+        raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
+
+
+def _checked(text: str, actor: str) -> Space:
+    space = parse_space(text)
+    if space is None:
+        raise InputError(
+            f"{text!r} is no space",
+            fields={"spaces": "each must be private:<actor>, team:<project> or org:<name>"},
+        )
+    if not may_read(space, actor):
+        raise Forbidden(f"{actor} may not read {text}", hint=f"use private:{actor}")
+    return space
+
+
+def _merged(answered: list[Row], waiting: list[Row], top_k: int) -> list[Row]:
+    by_record = {row["memory_record_id"]: row for row in [*answered, *waiting]}
+    order = fuse([r["memory_record_id"] for r in answered], [r["memory_record_id"] for r in waiting])
+    return [by_record[record] for record, _ in order[:top_k]]
+
+
+def _reply(
+    request: QueryRequest, spaces: list[str], found: list[Row], degraded: bool, why: str
+) -> QueryReply:
+    hint = f"degraded: answered from the logbook, lean less on memory ({why})" if degraded else ""
+    return QueryReply(
+        ok=True,
+        results=[_result(row) for row in found],
+        total=len(found),
+        spaces_searched=spaces,
+        degraded=degraded,
+        correlation_id=request.correlation_id,
+        message=hint or f"{len(found)} found",
+    )
+
+
+def _result(row: Row) -> dict[str, Any]:
+    return {
+        "memory_id": row.get("memory_id"),
+        "outbox_id": row.get("outbox_id"),
+        "content": row["payload_md"],
+        "space": row["target_space"],
+        "kind": row["kind"],
+        "meta": row["meta_json"],
+        "actor_user_id": row["actor_user_id"],
+        "state": row["state"],
+        "source": row["source"],
+        "score": round(row["score"], 6),
+        "created_at": row["created_at"].isoformat(),
+    }

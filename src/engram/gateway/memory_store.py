@@ -1,0 +1,262 @@
+"""`memory_store`: an acknowledged write is in the database before the reply leaves.
+
+    decide -> begin (commit one) -> call the memory server -> finish or park (commit two) -> reply
+
+No transaction is open during the call. Whatever the call does, the write ends
+stored or parked; if the database cannot say so, the caller is told that it
+failed. From `begin` on the work is shielded: a caller that hangs up does not
+leave it half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from engram.gateway import policy, store_reply
+from engram.gateway.openmemory_client import Memory, OpenMemoryClient
+from engram.gateway.spaces import parse_space, private_space
+from engram.gateway.store_reply import StoreReply, StoreRequest
+from engram.kernel.clock import SYSTEM_CLOCK
+from engram.kernel.content import labelled_sha, payload_sha
+from engram.kernel.errors import (
+    AuditWriteFailed,
+    BackendError,
+    DatabaseError,
+    EngramError,
+    InputError,
+    OutboxEnqueueFailed,
+)
+from engram.kernel.failpoints import failpoint
+from engram.kernel.metrics import STORE_SECONDS, STORES
+from engram.kernel.settings import Settings
+from engram.logbook import governance, writes
+from engram.logbook.writes import Begun, Write
+from engram.postgres.executors import AsyncExecutor
+
+MAX_PAYLOAD_CHARS = 200_000
+TWIN_POLL_SECONDS = 0.05
+
+
+class MemoryStore:
+    def __init__(self, db: AsyncExecutor, client: OpenMemoryClient, settings: Settings) -> None:
+        self._db = db
+        self._client = client
+        self._project = settings.project_key
+        self._deadline = settings.store_deadline_seconds
+        self._running: set[asyncio.Task[StoreReply]] = set()
+
+    async def store(self, request: StoreRequest) -> StoreReply:
+        started = SYSTEM_CLOCK.monotonic()
+        _validate(request)
+        try:
+            reply = await self._shielded(self._store(request))
+        except EngramError:
+            STORES.labels("error").inc()
+            raise
+        STORES.labels(reply.action).inc()
+        STORE_SECONDS.labels(reply.action).observe(SYSTEM_CLOCK.monotonic() - started)
+        return reply
+
+    async def drain(self) -> None:
+        """Wait for writes whose callers have gone; for shutdown."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._deadline)
+
+    async def _shielded(self, work: Coroutine[Any, Any, StoreReply]) -> StoreReply:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _store(self, request: StoreRequest) -> StoreReply:
+        write, decision = await self._decided(request)
+        failpoint("memory_store.before_intent")
+        if decision.rejected:
+            return await self._reject(request, write, decision)
+        begun = await self._begin(write)
+        match begun.disposition:
+            case "stored":
+                return store_reply.stored(request, write, begun.memory_id, decision, deduplicated=True)
+            case "parked":
+                return store_reply.already_parked(request, int(begun.outbox_id or 0))
+            case _:
+                failpoint("memory_store.after_intent")
+                return await self._finish(request, write, decision, begun)
+
+    async def _decided(self, request: StoreRequest) -> tuple[Write, policy.Decision]:
+        requested = request.target_space or str(private_space(request.actor_user_id))
+        decision = policy.decide(requested, request.actor_user_id, await self._governance(request, requested))
+        return _write_of(request, requested, decision), decision
+
+    async def _governance(self, request: StoreRequest, requested: str) -> dict[str, Any]:
+        space = parse_space(requested)
+        if space is None or not space.shared:
+            return {"team_write_enabled": False}
+        project = space.name if space.kind == "team" else self._project
+        with _failing_as(AuditWriteFailed, "governance settings could not be read", request, requested):
+            found = await self._db.run(governance.read_settings(project))
+        return found or {"team_write_enabled": False}
+
+    async def _reject(self, request: StoreRequest, write: Write, decision: policy.Decision) -> StoreReply:
+        with _failing_as(AuditWriteFailed, "the audit could not be written", request, write.target_space):
+            await self._db.run(writes.reject(write))
+        return store_reply.rejected(request, write, decision)
+
+    async def _begin(self, write: Write) -> Begun:
+        """Commit one. A twin in flight is waited for; past its deadline it is parked."""
+        with _failing_as(AuditWriteFailed, "the audit could not be written", write, write.target_space):
+            while True:
+                begun = await self._db.run(writes.begin(write, deadline_seconds=self._deadline))
+                if begun.disposition != "in_flight":
+                    return begun
+                if begun.overdue:
+                    await self._db.run(writes.park_abandoned(begun.audit_id))
+                else:
+                    await asyncio.sleep(TWIN_POLL_SECONDS)
+
+    async def _finish(
+        self, request: StoreRequest, write: Write, decision: policy.Decision, begun: Begun
+    ) -> StoreReply:
+        try:
+            memory_id = await self._deliver(write, begun)
+        except BackendError as error:
+            failpoint("memory_store.before_park")
+            return await self._park(request, write, decision, begun, error)
+        failpoint("memory_store.after_call")
+        with _failing_as(AuditWriteFailed, "the audit could not be finished", write, write.target_space):
+            finished = await self._db.run(writes.finish_stored(begun.audit_id, memory_id))
+            failpoint("memory_store.after_final")
+            if not finished:
+                return await self._as_it_is(request, write, decision, begun)
+        return store_reply.stored(request, write, memory_id, decision)
+
+    async def _deliver(self, write: Write, begun: Begun) -> str:
+        memory = Memory(
+            content=write.payload_md,
+            space=write.target_space,
+            payload_sha=write.payload_sha,
+            idempotency_key=idempotency_key(begun.memory_record_id),
+            metadata=metadata_of(write.kind, write.actor_user_id, write.correlation_id, write.meta_json),
+        )
+        memory_id, _ = await self._client.store(memory, find_first=begun.ambiguous, seconds=self._deadline)
+        return memory_id
+
+    async def _park(
+        self,
+        request: StoreRequest,
+        write: Write,
+        decision: policy.Decision,
+        begun: Begun,
+        error: BackendError,
+    ) -> StoreReply:
+        query = writes.park(
+            begun.audit_id,
+            reason=f"openmemory_write_failed:{error.reason}",
+            error=error.message,
+            ambiguous=error.ambiguous,
+        )
+        with _failing_as(OutboxEnqueueFailed, "the write could not be parked", write, write.target_space):
+            parked = await self._db.run(query)
+            failpoint("memory_store.after_final")
+            if parked is None:
+                return await self._as_it_is(request, write, decision, begun)
+        return store_reply.parked(request, write, decision, parked, error)
+
+    async def _as_it_is(
+        self, request: StoreRequest, write: Write, decision: policy.Decision, begun: Begun
+    ) -> StoreReply:
+        """Somebody finished this write for us: answer by what is there."""
+        row = await self._db.run(writes.outcome(begun.audit_id)) or {}
+        if row.get("state") == "stored":
+            return store_reply.stored(request, write, row["memory_id"], decision)
+        if row.get("outbox_id") is not None:
+            return store_reply.deferred(
+                request, row["outbox_id"], "it was parked because its answer came too late"
+            )
+        raise AuditWriteFailed("the write was finished elsewhere and is gone", context=_context(write))
+
+
+def idempotency_key(memory_record_id: int) -> str:
+    """By the record, never by the attempt: every delivery of a memory has the same key."""
+    return f"engram-memory-{memory_record_id}"
+
+
+def metadata_of(
+    kind: str | None, actor: str | None, correlation_id: str | None, meta_json: dict[str, Any] | None
+) -> dict[str, Any]:
+    known = {"kind": kind, "actor_user_id": actor, "correlation_id": correlation_id}
+    return {**(meta_json or {}), **{k: v for k, v in known.items() if v is not None}}
+
+
+def _validate(request: StoreRequest) -> None:
+    wrong = {}
+    if not request.payload_md.strip():
+        wrong["payload_md"] = "must not be empty"
+    elif len(request.payload_md) > MAX_PAYLOAD_CHARS:
+        wrong["payload_md"] = f"has {len(request.payload_md)} characters; the limit is {MAX_PAYLOAD_CHARS}"
+    elif "\x00" in request.payload_md or _has_surrogate(request.payload_md):
+        wrong["payload_md"] = "must be plain Unicode text without NUL characters"
+    if parse_space(f"private:{request.actor_user_id}") is None:
+        wrong["actor_user_id"] = "must be 1 to 128 characters without spaces"
+    if wrong:
+        raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) -> Write:
+    extra: dict[str, Any] = {"correlation_id": request.correlation_id}
+    if request.evidence_refs:
+        extra["external_refs"] = request.evidence_refs
+    if decision.rule:
+        extra["policy_rule"] = decision.rule
+    prefix = "policy_reject" if decision.rejected else "policy_redirect"
+    return Write(
+        payload_md=request.payload_md,
+        payload_sha=payload_sha(request.payload_md),
+        requested_space=requested,
+        target_space=requested if decision.target is None else str(decision.target),
+        actor_user_id=request.actor_user_id,
+        correlation_id=request.correlation_id,
+        evidence_refs_json={"extra": extra},
+        reason=f"{prefix}:{decision.rule}" if decision.rule else None,
+        kind=request.kind,
+        meta_json=request.meta_json,
+        item_id=request.item_id,
+    )
+
+
+def _context(write: Write | StoreRequest, space: str | None = None) -> dict[str, Any]:
+    return {
+        "target_space": space or write.target_space,
+        "payload_sha": labelled_sha(payload_sha(write.payload_md)),
+        "timestamp": SYSTEM_CLOCK.now().isoformat(),
+    }
+
+
+class _failing_as:  # noqa: N801 - reads as a statement
+    """Database failures inside become the specification's error, with its context."""
+
+    def __init__(
+        self,
+        kind: type[AuditWriteFailed | OutboxEnqueueFailed],
+        said: str,
+        write: Write | StoreRequest,
+        space: str,
+    ) -> None:
+        self._kind, self._said, self._write, self._space = kind, said, write, space
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, DatabaseError):
+            raise self._kind(
+                f"{self._said}: {error.message}",
+                hint="nothing was acknowledged; try again",
+                context=_context(self._write, self._space),
+            ) from error
