@@ -1,0 +1,56 @@
+"""The gateway as an ASGI application.
+
+From outside in: correlation id, guards, routes. Every route, `/mcp` included,
+is behind the same guards, because they wrap the application and not a route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from engram import __version__
+from engram.api.correlation import Correlated
+from engram.api.errors import install_error_handlers, reply_to
+from engram.api.mcp_mount import McpMount
+from engram.api.routes import memory, operations
+from engram.api.services import Services
+from engram.kernel.settings import Settings
+from engram.web.guards import Guards
+
+OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
+
+
+def create_app(settings: Settings, open_services: OpenServices) -> FastAPI:
+    app = FastAPI(title="engram", version=__version__, redoc_url=None)
+    mount = McpMount(lambda: app.state.services, max_body_bytes=settings.max_body_bytes)
+    app.router.lifespan_context = _lifespan(open_services, mount)
+    app.include_router(memory.routes)
+    app.include_router(operations.routes)
+    app.router.routes.append(Route("/mcp", endpoint=mount))
+    install_error_handlers(app)
+    app.add_middleware(
+        Guards,
+        refuse=reply_to,
+        max_body_bytes=settings.max_body_bytes,
+        allowed_hosts=settings.allowed_hosts,
+        allowed_origins=settings.allowed_origins,
+    )
+    app.add_middleware(Correlated)
+    return app
+
+
+def _lifespan(
+    open_services: OpenServices, mount: McpMount
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services() as services, mount.run():
+            app.state.services = services
+            yield
+            await services.store.drain()
+
+    return lifespan

@@ -1,0 +1,134 @@
+"""`/mcp`: the official protocol, both eras, and the specification's bare form on one path.
+
+A POST whose body is `{"tool": ..., "arguments": ...}` is answered with the
+tool's result itself; everything else is handed, unread, to the SDK. Stateless
+with JSON replies, so any gateway answers any call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from engram import __version__
+from engram.api.errors import envelope_of, reply_to, unexpected
+from engram.api.services import Services
+from engram.api.tools import TOOLS, Tool, call
+from engram.kernel.errors import EngramError, InputError
+
+INSTRUCTIONS = (
+    "engram is this team's long-term memory. Query it before unfamiliar work; store what was "
+    "learned, one fact per memory. A deferred store is safe: it will be delivered."
+)
+
+
+class McpMount:
+    """The ASGI endpoint of `/mcp`. `run` must be entered for as long as it serves."""
+
+    def __init__(self, services: Callable[[], Services], *, max_body_bytes: int) -> None:
+        self._services = services
+        self._manager = StreamableHTTPSessionManager(
+            app=self._server(), json_response=True, stateless=True, max_request_body_size=max_body_bytes
+        )
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        async with self._manager.run():
+            yield
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await self._manager.handle_request(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        bare = _bare_call(body)
+        if bare is None:
+            await self._manager.handle_request(scope, _replayed(body, receive), send)
+        else:
+            await (await self._answer(bare))(scope, receive, send)
+
+    async def _answer(self, bare: dict[str, Any]) -> JSONResponse:
+        try:
+            if set(bare) - {"tool", "arguments"} or not isinstance(bare["tool"], str):
+                raise InputError('the bare form is {"tool": name, "arguments": {...}}')
+            return JSONResponse(await call(self._services(), bare["tool"], bare.get("arguments")))
+        except EngramError as error:
+            return reply_to(error)
+
+    def _server(self) -> Server[Any]:
+        return Server(
+            "engram",
+            version=__version__,
+            title="engram",
+            instructions=INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            get_tool_input_schema=lambda name: TOOLS[name].input_schema if name in TOOLS else None,
+        )
+
+    async def _list_tools(self, _: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
+
+    async def _call_tool(self, _: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            result = await call(self._services(), params.name, params.arguments)
+        except EngramError as error:
+            return _tool_error(error)
+        except Exception as error:  # noqa: BLE001 - the protocol wants an answer to every call
+            return _tool_error(unexpected(error))
+        return types.CallToolResult(content=[_text(result)], structured_content=result)
+
+
+def _bare_call(body: bytes) -> dict[str, Any] | None:
+    """The bare form's object, or None for what is the SDK's to judge."""
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return None
+    if isinstance(parsed, dict) and "tool" in parsed and "jsonrpc" not in parsed:
+        return parsed
+    return None
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body again, once; after it whatever the connection has to say."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations=types.ToolAnnotations(
+            title=tool.title,
+            read_only_hint=tool.read_only,
+            destructive_hint=False,
+            idempotent_hint=True,
+            open_world_hint=False,
+        ),
+    )
+
+
+def _tool_error(error: EngramError) -> types.CallToolResult:
+    return types.CallToolResult(content=[_text(envelope_of(error))], is_error=True)
+
+
+def _text(value: dict[str, Any]) -> types.TextContent:
+    return types.TextContent(type="text", text=json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""The REST routes, a module for each area."""

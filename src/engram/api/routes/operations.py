@@ -1,0 +1,55 @@
+"""For whoever runs engram: alive, ready, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from engram import __version__
+from engram.api.services import Services
+from engram.kernel import metrics
+from engram.kernel.errors import BackendError, EngramError
+from engram.logbook import governance
+
+routes = APIRouter(tags=["operations"])
+
+
+@routes.get("/health")
+async def health(request: Request) -> dict[str, Any]:
+    """Alive, and in which mode. Says nothing of what engram depends on: ask /readyz."""
+    services: Services = request.app.state.services
+    return {"ok": True, "mode": services.settings.gateway_mode, "version": __version__}
+
+
+@routes.get("/readyz", responses={503: {"description": "not ready; the body says why"}})
+async def ready(request: Request) -> Response:
+    """Ready when the database is; in FULL mode the memory server must be there too."""
+    services: Services = request.app.state.services
+    parts = {"database": await _database(services), "openmemory": await _openmemory(services)}
+    needed = parts if services.settings.gateway_mode == "FULL" else {"database": parts["database"]}
+    is_ready = all(state == "ok" for state in needed.values())
+    body = {"ready": is_ready, "mode": services.settings.gateway_mode, "capabilities": parts}
+    return JSONResponse(body, 200 if is_ready else 503)
+
+
+@routes.get("/metrics")
+async def prometheus() -> Response:
+    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+
+
+async def _database(services: Services) -> str:
+    try:
+        await services.db.run(governance.read_settings(services.settings.project_key))
+    except EngramError as error:
+        return f"failed: {error.message}"
+    return "ok"
+
+
+async def _openmemory(services: Services) -> str:
+    try:
+        await services.client.probe()
+    except BackendError as error:
+        return f"failed: {error.reason}"
+    return "ok"

@@ -1,0 +1,20 @@
+"""What the routes and tools work with; made by `engram.assembly`, held by the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engram.gateway.memory_query import MemoryQuery
+from engram.gateway.memory_store import MemoryStore
+from engram.gateway.openmemory_client import OpenMemoryClient
+from engram.kernel.settings import Settings
+from engram.postgres.executors import AsyncExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: Settings
+    db: AsyncExecutor
+    client: OpenMemoryClient
+    store: MemoryStore
+    query: MemoryQuery

@@ -1,0 +1,163 @@
+"""The only place that turns settings into services.
+
+`addresses` gives every part an address: the configured one, or that of the
+embedded part, which it starts or adopts and holds for as long as it is open.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from engram.api.app import create_app
+from engram.api.services import Services
+from engram.embedded import EmbeddedPostgres
+from engram.gateway.breaker import Breaker
+from engram.gateway.memory_query import MemoryQuery
+from engram.gateway.memory_store import MemoryStore
+from engram.gateway.openmemory_client import OpenMemoryClient
+from engram.gateway.outbox_worker import OutboxWorker
+from engram.gateway.reconcile_outbox import Reconciler
+from engram.kernel.errors import ConfigError, SchemaError
+from engram.kernel.logs import hide
+from engram.kernel.settings import Settings
+from engram.postgres.executors import AsyncExecutor
+from engram.postgres.migrations import Migration, load_migrations, migrate, pending
+from engram.postgres.pool import async_pool
+from engram.web.guards import is_loopback
+
+MEMORY_DATABASE = "engram_memory"
+
+Progress = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+@contextmanager
+def addresses(settings: Settings, on_progress: Progress = _silent) -> Iterator[Settings]:
+    """Settings in which every part that a role needs has an address."""
+    with ExitStack() as held:
+        dsn = settings.postgres_dsn
+        if dsn is None:
+            dsn = held.enter_context(EmbeddedPostgres(settings.data_dir, on_progress=on_progress)).dsn()
+            migrate_all(dsn, on_progress)
+        url = settings.openmemory_base_url or f"http://127.0.0.1:{memory_port(settings.data_dir)}"
+        key = settings.openmemory_api_key
+        if key is None and settings.openmemory_base_url is None:
+            key = memory_api_key(settings.data_dir)
+        hide(key)
+        yield replace(settings, postgres_dsn=dsn, openmemory_base_url=url, openmemory_api_key=key)
+
+
+def memory_api_key(data_dir: Path) -> str:
+    """The embedded memory server's key: made once, readable by its owner only."""
+    return _kept(data_dir / "memory" / "api-key", lambda: secrets.token_urlsafe(32))
+
+
+def memory_port(data_dir: Path) -> int:
+    """The embedded memory server's port: a free one, chosen once, so that restarts keep it."""
+    return int(_kept(data_dir / "memory" / "port", lambda: str(free_port())))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def own_migrations() -> list[Migration]:
+    return load_migrations("engram.migrations")
+
+
+def migrate_all(dsn: str, on_progress: Progress = _silent) -> list[Migration]:
+    return migrate(dsn, own_migrations(), on_progress=on_progress)
+
+
+def require_schema(settings: Settings) -> None:
+    """Refuse a database that is behind; somebody else's is not migrated unasked."""
+    if todo := pending(_dsn(settings), own_migrations()):
+        raise SchemaError(
+            f"the database lacks {len(todo)} migration(s), first {todo[0]}", hint="run `engram migrate`"
+        )
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """The gateway. Refuses an address that others can reach: there are no tokens to tell them apart."""
+    if not is_loopback(settings.gateway_host):
+        raise ConfigError(
+            f"GATEWAY_HOST: will not listen on {settings.gateway_host} without tokens",
+            hint="listen on 127.0.0.1, and put an authenticating proxy in front if others must reach it",
+        )
+    return create_app(settings, lambda: open_services(settings))
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    async with open_executor(settings, "engram-gateway") as db, open_client(settings) as client:
+        yield Services(
+            settings=settings,
+            db=db,
+            client=client,
+            store=MemoryStore(db, client, settings),
+            query=MemoryQuery(db, client, settings),
+        )
+
+
+@asynccontextmanager
+async def open_worker(settings: Settings) -> AsyncIterator[tuple[OutboxWorker, Reconciler]]:
+    async with open_executor(settings, "engram-worker") as db, open_client(settings) as client:
+        yield OutboxWorker(db, client, settings), Reconciler(db)
+
+
+@asynccontextmanager
+async def open_executor(settings: Settings, application_name: str) -> AsyncIterator[AsyncExecutor]:
+    async with async_pool(_dsn(settings), min_size=2, application_name=application_name) as pool:
+        yield AsyncExecutor(pool)
+
+
+@asynccontextmanager
+async def open_client(settings: Settings) -> AsyncIterator[OpenMemoryClient]:
+    if settings.openmemory_base_url is None:
+        raise ConfigError("OPENMEMORY_BASE_URL is not set", hint="e.g. http://127.0.0.1:8080")
+    breaker = Breaker(failures=settings.breaker_failures, cooldown=settings.breaker_cooldown_seconds)
+    client = OpenMemoryClient(
+        settings.openmemory_base_url,
+        api_key=settings.openmemory_api_key,
+        timeout=settings.openmemory_timeout_seconds,
+        breaker=breaker,
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def _dsn(settings: Settings) -> str:
+    if settings.postgres_dsn is None:
+        raise ConfigError("POSTGRES_DSN is not set", hint="e.g. postgresql://engram@db.internal/engram")
+    return settings.postgres_dsn
+
+
+def _kept(path: Path, make: Callable[[], str]) -> str:
+    """A value made once and kept; two processes at once agree on the first that was whole."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        draft.touch(mode=0o600)
+        draft.write_text(make(), "utf-8")
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path.read_text("utf-8").strip()

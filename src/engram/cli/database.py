@@ -1,0 +1,101 @@
+"""Commands about the database and the settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from engram.kernel.settings import Settings
+
+
+def migrate(
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be applied.")] = False,
+) -> None:
+    """Bring the database to this version's schema."""
+    from engram import assembly
+    from engram.kernel.settings import Settings
+    from engram.postgres.migrations import pending
+
+    settings = Settings.load()
+    with _database(settings) as dsn:
+        if plan:
+            todo = pending(dsn, assembly.own_migrations())
+            print("\n".join(f"would apply {m}" for m in todo) or "up to date")
+        else:
+            done = assembly.migrate_all(dsn, _told)
+            print(f"applied {len(done)} migration(s)" if done else "up to date")
+
+
+def psql(
+    context: typer.Context,
+    dsn: Annotated[bool, typer.Option("--dsn", help="Print the connection string instead.")] = False,
+) -> None:
+    """Open psql on engram's database; further arguments go to psql."""
+    from engram.embedded import postgres_binary, running_postgres
+    from engram.kernel.errors import EmbeddedError
+    from engram.kernel.settings import Settings
+
+    settings = Settings.load()
+    found = settings.postgres_dsn or running_postgres(settings.data_dir)
+    if found is None:
+        raise EmbeddedError(
+            f"no PostgreSQL is running in {settings.data_dir}", hint="start it with `engram up`"
+        )
+    if dsn:
+        print(found)
+        return
+    binary = str(postgres_binary("psql"))
+    os.execv(binary, [binary, found, *context.args])  # noqa: S606 - no shell is wanted
+
+
+def redis_cli(context: typer.Context) -> None:
+    """Open redis-cli on engram's Redis; further arguments go to redis-cli."""
+    from urllib.parse import urlsplit
+
+    from engram.embedded import redis_binary, running_redis
+    from engram.kernel.errors import EmbeddedError
+    from engram.kernel.settings import Settings
+
+    settings = Settings.load()
+    found = settings.redis_url or running_redis(settings.data_dir)
+    if found is None:
+        raise EmbeddedError(f"no Redis is running in {settings.data_dir}", hint="start it with `engram up`")
+    parts = urlsplit(found)
+    # By the environment, not the command line: others can read that.
+    os.environ["REDISCLI_AUTH"] = parts.password or ""
+    binary = str(redis_binary("redis-cli"))
+    where = ["-h", parts.hostname or "127.0.0.1", "-p", str(parts.port or 6379)]
+    os.execv(binary, [binary, *where, *context.args])  # noqa: S606 - no shell is wanted
+
+
+def settings() -> None:
+    """List every setting: its name, its value here, and what it is for."""
+    from engram.kernel.settings import Settings, described
+
+    loaded = Settings.load()
+    for name, setting in described():
+        value = getattr(loaded, name)
+        shown = "***" if setting.secret and value else value
+        print(f"{setting.env}={'' if value in (None, ()) else shown}\n    {setting.doc} ({setting.key})")
+
+
+def _told(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[str]:
+    """The configured database, or the embedded one for as long as the command runs."""
+    from engram.embedded import EmbeddedPostgres
+
+    if settings.postgres_dsn:
+        yield settings.postgres_dsn
+        return
+    with EmbeddedPostgres(settings.data_dir, on_progress=_told) as postgres:
+        yield postgres.dsn()

@@ -1,0 +1,142 @@
+"""Commands that run one role each: the gateway, the memory server, a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from engram.kernel.settings import Settings
+
+GRACE_SECONDS = 10
+RECONCILE_SECONDS = 15.0
+
+
+def prepared() -> Settings:
+    """Settings, logging, and the promise to end with the supervisor."""
+    from engram.kernel import logs
+    from engram.kernel.settings import Settings
+    from engram.supervisor import die_with_parent
+
+    settings = Settings.load()
+    logs.configure(settings.log_level, settings.log_format)
+    die_with_parent()
+    return settings
+
+
+def serve() -> None:
+    """Run the gateway: HTTP and MCP only, no worker."""
+    import uvicorn
+
+    from engram import assembly
+
+    settings = prepared()
+    with assembly.addresses(settings, _told) as found:
+        app = assembly.build_app(found)
+        assembly.require_schema(found)
+        sock = _bound(found.gateway_host, found.gateway_port)
+        _told(f"listening on http://{found.gateway_host}:{sock.getsockname()[1]}")
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        uvicorn.Server(config).run(sockets=[sock])
+
+
+def memory_server() -> None:
+    """Run the embedded memory server."""
+    from engram import assembly
+    from engram.embedded import EmbeddedPostgres
+    from engram.memory.server import serve as serve_memory
+
+    settings = prepared()
+    key = settings.openmemory_api_key or assembly.memory_api_key(settings.data_dir)
+    port = assembly.memory_port(settings.data_dir)
+    if settings.memory_dsn:
+        serve_memory(settings.memory_dsn, "127.0.0.1", port, api_key=key)
+        return
+    with EmbeddedPostgres(settings.data_dir, on_progress=_told) as postgres:
+        postgres.ensure_database(assembly.MEMORY_DATABASE)
+        serve_memory(postgres.dsn(assembly.MEMORY_DATABASE), "127.0.0.1", port, api_key=key)
+
+
+def worker_outbox(
+    once: Annotated[bool, typer.Option("--once", help="Deliver what is due, then stop.")] = False,
+    loop: Annotated[bool, typer.Option("--loop", help="Keep delivering (the default).")] = False,
+) -> None:
+    """Deliver parked memories to the memory server."""
+    if once and loop:
+        raise typer.BadParameter("--once and --loop exclude each other")
+    from engram import assembly
+
+    settings = prepared()
+    with assembly.addresses(settings, _told) as found:
+        assembly.require_schema(found)
+        asyncio.run(_worker_once(found) if once else _worker_loop(found))
+
+
+async def _worker_once(settings: Settings) -> None:
+    """Batches until nothing is due; what it did goes to standard output."""
+    from engram import assembly
+
+    async with assembly.open_worker(settings) as (worker, reconciler):
+        parked = await reconciler.run_once()
+        total: dict[str, int] = {}
+        while True:
+            counts = await worker.run_once()
+            for name in ("claimed", "sent", "retried", "dead", "handed_back", "conflicts"):
+                total[name] = total.get(name, 0) + getattr(counts, name)
+            # Rows that were handed back are due again at once: the next run's business.
+            if not counts.claimed or counts.handed_back:
+                break
+    said = " ".join(f"{name}={count}" for name, count in total.items())
+    print(f"{said} parked_intents={parked}" + ("" if counts.probed else " (the memory server is down)"))
+
+
+async def _worker_loop(settings: Settings) -> None:
+    from engram import assembly
+    from engram.kernel.runloop import run_loop, stop_on_signals
+
+    async with assembly.open_worker(settings) as (worker, reconciler), asyncio.TaskGroup() as group:
+        stop = stop_on_signals()
+
+        async def deliver() -> int:
+            counts = await worker.run_once()
+            return counts.claimed - counts.handed_back
+
+        group.create_task(run_loop("outbox", deliver, idle_seconds=settings.outbox_poll_seconds, stop=stop))
+        group.create_task(
+            run_loop("reconcile", reconciler.run_once, idle_seconds=RECONCILE_SECONDS, stop=stop)
+        )
+
+
+def _bound(host: str, port: int) -> Any:
+    """The listening socket, bound before anything else so that a taken port is told plainly."""
+    import socket
+
+    from engram.kernel.errors import ConfigError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="set GATEWAY_PORT to a free port"
+        ) from error
+    sock.set_inheritable(True)
+    return sock
+
+
+def _told(text: str) -> None:
+    logging.getLogger("engram").info(text)

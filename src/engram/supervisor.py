@@ -1,0 +1,312 @@
+"""Runs the whole stack: embedded parts, and every role as a child process kept alive.
+
+A child that dies is started again, after a pause that grows while it keeps
+dying. A child whose supervisor is gone (kill -9 included) ends itself: it
+holds the reading end of a pipe whose writing end only the supervisor has. The
+embedded servers outlive a killed supervisor and are adopted by the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from engram import assembly
+from engram.embedded import EmbeddedPostgres, EmbeddedRedis
+from engram.kernel.errors import EmbeddedError, EngramError
+from engram.kernel.logs import fields
+from engram.kernel.settings import Settings, described
+
+log = logging.getLogger(__name__)
+
+PARENT_FD = "ENGRAM_PARENT_FD"
+WATCH_SECONDS = 0.25
+READY_SECONDS = 60.0
+STOP_SECONDS = 10.0
+FIRST_PAUSE, LONGEST_PAUSE, LONG_LIFE = 0.5, 10.0, 30.0
+MAX_LOG_BYTES = 10 << 20
+
+# A proxy from the environment has no business with our own loopback addresses.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass
+class Child:
+    """One role as a process."""
+
+    name: str
+    arguments: list[str]
+    log_path: Path
+    process: subprocess.Popen[bytes] | None = None
+    held_down: bool = False
+    started_at: float = 0.0
+    pause: float = FIRST_PAUSE
+    due_at: float = 0.0
+    restarts: int = 0
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, environment: Mapping[str, str], parent_fd: int) -> None:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _trim(self.log_path)
+        with self.log_path.open("ab") as output:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+                [sys.executable, "-m", "engram", *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**environment, PARENT_FD: str(parent_fd)},
+                pass_fds=[parent_fd],
+                start_new_session=True,
+            )
+        self.started_at = time.monotonic()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is None or not self.running:
+            return
+        self.process.send_signal(how)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def plan_restart(self) -> None:
+        now = time.monotonic()
+        lived_long = now - self.started_at > LONG_LIFE
+        self.pause = FIRST_PAUSE if lived_long else min(self.pause * 2, LONGEST_PAUSE)
+        self.due_at = now + self.pause
+        self.restarts += 1
+
+
+@dataclass
+class Stack:
+    """`with Stack(settings) as stack:` — everything is up inside, and stopped after."""
+
+    settings: Settings
+    on_progress: Callable[[str], None] = lambda _: None
+    children: dict[str, Child] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    postgres: EmbeddedPostgres | None = None
+    redis: EmbeddedRedis | None = None
+
+    def __post_init__(self) -> None:
+        self._held = ExitStack()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._read_fd = self._write_fd = -1
+
+    def __enter__(self) -> Stack:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def gateway_url(self) -> str:
+        return f"http://{self.settings.gateway_host}:{self.settings.gateway_port}"
+
+    @property
+    def dsn(self) -> str:
+        return self.environment["POSTGRES_DSN"]
+
+    def hold_down(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """End a role and leave it down until `bring_up`."""
+        with self._lock:
+            child = self.children[name]
+            child.held_down = True
+            child.stop(how)
+
+    def bring_up(self, name: str) -> None:
+        with self._lock:
+            child = self.children[name]
+            child.held_down = False
+            if not child.running:
+                child.start(self.environment, self._read_fd)
+        self._wait_until_ready(name)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._lock:
+            for child in reversed(self.children.values()):
+                child.stop()
+            self._held.close()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until somebody stops the stack."""
+        return self._stopping.wait(seconds)
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+
+    def _start(self) -> None:
+        self._held.enter_context(_only_one(self.settings.data_dir))
+        self._open_pipe()
+        self._start_parts()
+        self._plan_children()
+        for name, child in self.children.items():
+            self.on_progress(f"starting {name}")
+            child.start(self.environment, self._read_fd)
+        for name in self.children:
+            self._wait_until_ready(name)
+        threading.Thread(target=self._watch, name="engram-watch", daemon=True).start()
+
+    def _open_pipe(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        self._held.callback(os.close, self._read_fd)
+        self._held.callback(os.close, self._write_fd)
+
+    def _start_parts(self) -> None:
+        environment = {**os.environ, **_as_environment(self.settings)}
+        data_dir = self.settings.data_dir
+        if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
+            self.on_progress("starting PostgreSQL")
+            self.postgres = EmbeddedPostgres(data_dir, on_progress=self.on_progress)
+            self._held.enter_context(self.postgres)
+        if self.settings.postgres_dsn is None and self.postgres:
+            environment["POSTGRES_DSN"] = self.postgres.dsn()
+        if self.settings.redis_url is None:
+            self.on_progress("starting Redis")
+            self.redis = EmbeddedRedis(data_dir, on_progress=self.on_progress)
+            self._held.enter_context(self.redis)
+            environment["REDIS_URL"] = self.redis.url()
+        if self.settings.openmemory_base_url is None:
+            environment["OPENMEMORY_BASE_URL"] = f"http://127.0.0.1:{assembly.memory_port(data_dir)}"
+            environment["OPENMEMORY_API_KEY"] = assembly.memory_api_key(data_dir)
+        self.environment = environment
+        assembly.migrate_all(environment["POSTGRES_DSN"], self.on_progress)
+
+    def _plan_children(self) -> None:
+        roles = {"gateway": ["serve"], "outbox worker": ["worker", "outbox"]}
+        if self.settings.openmemory_base_url is None and self.postgres:
+            self.postgres.ensure_database(assembly.MEMORY_DATABASE)
+            self.environment["ENGRAM_MEMORY_DSN"] = self.postgres.dsn(assembly.MEMORY_DATABASE)
+            roles = {"memory server": ["memory-server"], **roles}
+        logs = self.settings.data_dir / "logs"
+        for name, arguments in roles.items():
+            self.children[name] = Child(name, arguments, logs / f"{name.replace(' ', '-')}.log")
+
+    def _health_of(self, name: str) -> str | None:
+        urls = {
+            "gateway": f"{self.gateway_url}/health",
+            "memory server": f"{self.environment['OPENMEMORY_BASE_URL']}/health",
+        }
+        return urls.get(name)
+
+    def _wait_until_ready(self, name: str) -> None:
+        url, child = self._health_of(name), self.children[name]
+        give_up = time.monotonic() + READY_SECONDS
+        while url and not _answers(url):
+            if not child.running:
+                raise EmbeddedError(
+                    f"the {name} stopped while starting: {_last_line(child.log_path)}",
+                    hint=f"its log is {child.log_path}",
+                )
+            if time.monotonic() > give_up:
+                raise EmbeddedError(f"the {name} did not start in time", hint=f"its log is {child.log_path}")
+            time.sleep(0.05)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_SECONDS):
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                try:
+                    self._mend()
+                except EngramError as error:
+                    log.error("supervisor.cannot_mend", extra=fields(error=str(error)))
+
+    def _mend(self) -> None:
+        for part in (self.postgres, self.redis):
+            if part is not None and not part.is_alive():
+                self.on_progress(f"{type(part).__name__} died; starting it again")
+                part.start()
+        for child in self.children.values():
+            if not child.held_down and not child.running:
+                self._restart(child)
+
+    def _restart(self, child: Child) -> None:
+        if child.due_at < child.started_at:
+            child.plan_restart()
+            self.on_progress(f"the {child.name} died; starting it again")
+        if time.monotonic() >= child.due_at:
+            child.start(self.environment, self._read_fd)
+
+
+def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
+    """In a child: end when the supervisor does, whatever became of it."""
+    if PARENT_FD not in environment:
+        return
+    fd = int(environment[PARENT_FD])
+
+    def watch() -> None:
+        os.read(fd, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STOP_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="engram-parent", daemon=True).start()
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (data_dir / "up.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EmbeddedError(
+                f"engram is already up on {data_dir}",
+                hint="use it, stop it, or set ENGRAM_DATA_DIR and GATEWAY_PORT for a second one",
+            ) from None
+        yield
+
+
+def _as_environment(settings: Settings) -> dict[str, str]:
+    """Every setting that is set, so that children see what this process read from its file."""
+    found = {}
+    for name, setting in described():
+        value = getattr(settings, name)
+        if value not in (None, ()):
+            found[setting.env] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return found
+
+
+def _answers(url: str) -> bool:
+    try:
+        with _DIRECT.open(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _trim(path: Path) -> None:
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
+    return lines[-1][:500] if lines else "it said nothing"

@@ -1,0 +1,1 @@
+"""ASGI pieces that every HTTP server of engram shares. Knows no domain."""

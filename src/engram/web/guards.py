@@ -1,0 +1,147 @@
+"""What is refused before anybody is authenticated and before a body is read.
+
+A foreign Host (DNS rebinding), a foreign Origin (a page of somebody else's), a
+body that is neither JSON nor declared multipart (a browser may send other types
+to any address without asking), a body that is too large. The body is counted
+as it streams, so a length that was not declared, or was declared falsely, does
+not get past. Pure ASGI: nothing is buffered here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engram.kernel.errors import GuardRefused
+
+Refuse = Callable[[GuardRefused], ASGIApp]
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:\[\]]+)(?::\d{1,5})?")
+_BODY_METHODS = {"POST", "PUT", "PATCH"}
+
+
+class Guards:
+    """`refuse` turns a refusal into the server's own shape of reply."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        refuse: Refuse,
+        max_body_bytes: int,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+        multipart_paths: Collection[str] = (),
+    ) -> None:
+        self._app = app
+        self._refuse = refuse
+        self._max_body = max_body_bytes
+        self._hosts = {host.lower() for host in allowed_hosts}
+        self._origins = {origin.lower() for origin in allowed_origins}
+        self._multipart = frozenset(multipart_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope, Headers(scope=scope))
+        except GuardRefused as refused:
+            await self._refuse(refused)(scope, receive, send)
+            return
+        body = _CountedBody(self._max_body, scope, receive, send, self._refuse)
+        await self._app(scope, body.receive, body.send)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        self._check_host(headers.getlist("host"))
+        self._check_origin(headers.get("origin"))
+        if scope["method"] in _BODY_METHODS:
+            self._check_type(scope["path"], headers)
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared) > self._max_body:
+            raise _too_large(self._max_body)
+
+    def _check_host(self, hosts: list[str]) -> None:
+        if len(hosts) == 1 and self._is_ours(hosts[0].lower()):
+            return
+        raise GuardRefused(
+            "this server does not answer to that Host",
+            http_status=421,
+            hint="add it to ENGRAM_ALLOWED_HOSTS if it is yours",
+        )
+
+    def _check_origin(self, origin: str | None) -> None:
+        if origin is None or origin.lower() in self._origins:
+            return
+        parts = urlsplit(origin.lower())
+        if parts.scheme in ("http", "https") and is_loopback(parts.hostname or ""):
+            return
+        raise GuardRefused(
+            "requests from that Origin are refused",
+            http_status=403,
+            hint="add it to ENGRAM_ALLOWED_ORIGINS if it is yours",
+        )
+
+    def _check_type(self, path: str, headers: Headers) -> None:
+        given = headers.get("content-type", "").partition(";")[0].strip().lower()
+        bodiless = headers.get("content-length") == "0" and not given
+        if bodiless or given == "application/json":
+            return
+        if given == "multipart/form-data" and path in self._multipart:
+            return
+        raise GuardRefused("the body must be application/json", http_status=415)
+
+    def _is_ours(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        return is_loopback(match["name"]) or bool({host, match["name"]} & self._hosts)
+
+
+class _CountedBody:
+    """Counts what streams in; once it is too much, the refusal is the only reply that leaves.
+
+    The application may catch the error and answer something of its own: that
+    answer is replaced.
+    """
+
+    def __init__(self, limit: int, scope: Scope, receive: Receive, send: Send, refuse: Refuse) -> None:
+        self._limit = self._left = limit
+        self._scope, self._receive, self._send, self._refuse = scope, receive, send, refuse
+        self._answered = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise _too_large(self._limit)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._left >= 0:
+            await self._send(message)
+        elif not self._answered:
+            self._answered = True
+            await self._refuse(_too_large(self._limit))(self._scope, self._receive, self._send)
+
+
+def is_loopback(name: str) -> bool:
+    """
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _too_large(limit: int) -> GuardRefused:
+    return GuardRefused(f"a body may have at most {limit} bytes", http_status=413)
