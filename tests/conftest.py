@@ -1,0 +1,89 @@
+"""Real parts for every test: a PostgreSQL for the session, a fresh database for each test.
+
+`ENGRAM_TEST_SCALE` scales every fault and load test: 1 in `make test`, more in
+`make soak`. `ENGRAM_TEST_SEED` repeats a seeded run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from engram.assembly import migrate_all
+from engram.embedded import EmbeddedPostgres
+from engram.logbook.config import Config
+from engram.logbook.connection import close
+from engram.postgres.executors import AsyncExecutor
+from engram.postgres.pool import async_pool, connect
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def scale() -> float:
+    return float(os.environ.get("ENGRAM_TEST_SCALE", "1"))
+
+
+@pytest.fixture
+def seed() -> int:
+    """Printed, so that a failure can be repeated with ENGRAM_TEST_SEED."""
+    value = int(os.environ.get("ENGRAM_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"ENGRAM_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template(postgres_server: EmbeddedPostgres) -> str:
+    postgres_server.ensure_database("template_migrated")
+    migrate_all(postgres_server.dsn("template_migrated"))
+    return "template_migrated"
+
+
+@pytest.fixture
+def empty_dsn(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """A fresh, empty database."""
+    yield from _fresh_database(postgres_server, "template1")
+
+
+@pytest.fixture
+def dsn(postgres_server: EmbeddedPostgres, template: str) -> Iterator[str]:
+    """A fresh database with engram's schema."""
+    yield from _fresh_database(postgres_server, template)
+
+
+@pytest.fixture
+def config(dsn: str) -> Iterator[Config]:
+    """What a plain script passes to the logbook."""
+    config = Config(postgres_dsn=dsn)
+    yield config
+    close(config)
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[AsyncExecutor]:
+    async with async_pool(dsn, max_size=32) as pool:
+        yield AsyncExecutor(pool)
+
+
+def _fresh_database(server: EmbeddedPostgres, template: str) -> Iterator[str]:
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    with connect(server.dsn("postgres")) as admin:
+        admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
+    yield server.dsn(name)
+    with connect(server.dsn("postgres")) as admin:
+        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())

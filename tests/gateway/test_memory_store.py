@@ -1,0 +1,264 @@
+"""memory_store: whatever the memory server does, the write is stored or parked, and accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from engram.gateway.memory_store import MemoryStore
+from engram.gateway.store_reply import StoreRequest
+from engram.kernel.errors import AuditWriteFailed, InputError, OutboxEnqueueFailed
+from engram.logbook import governance
+from engram.logbook.config import Config
+from engram.postgres.executors import AsyncExecutor
+from engram.postgres.pool import connect
+from support.faults import Fault, Order
+
+pytestmark = pytest.mark.anyio
+
+
+def asked(text: str = "Deploy on Tuesdays.", **kw) -> StoreRequest:
+    given = {"actor_user_id": "ada", "correlation_id": "corr-0123456789abcdef", **kw}
+    return StoreRequest(payload_md=text, **given)
+
+
+def table(dsn: str, name: str) -> list[dict]:
+    with connect(dsn) as connection:
+        return connection.execute(f"SELECT * FROM {name} ORDER BY 1".encode()).fetchall()
+
+
+async def test_a_store_is_allowed_and_audited(store: MemoryStore, backend, dsn: str) -> None:
+    reply = await store.store(asked(kind="FACT", evidence_refs=["mr://project/123"]))
+    assert (reply.ok, reply.action, reply.space_written) == (True, "allow", "private:ada")
+    assert reply.evidence_refs == ["mr://project/123"]
+    assert backend.contents() == ["Deploy on Tuesdays."]
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (audit["action"], audit["status"], audit["memory_id"]) == ("allow", "success", reply.memory_id)
+    assert audit["evidence_refs_json"]["extra"] == {
+        "correlation_id": "corr-0123456789abcdef",
+        "external_refs": ["mr://project/123"],
+    }
+
+
+FAILURES = [
+    (Order(Fault.STATUS, 500), "server_error", False),
+    (Order(Fault.STATUS, 503), "unavailable", False),
+    (Order(Fault.STATUS, 401), "unauthorized", False),
+    (Order(Fault.STATUS, 403), "unauthorized", False),
+    (Order(Fault.STATUS, 404), "wrong_url", False),
+    (Order(Fault.STATUS, 422), "refused", False),
+    (Order(Fault.STATUS, 429, {"retry_after": 7}), "rate_limited", False),
+    (Order(Fault.HTML), "bad_response", True),
+    (Order(Fault.NONSENSE), "bad_response", True),
+    (Order(Fault.HUGE), "bad_response", True),
+    (Order(Fault.HANG), "timeout", True),
+    (Order(Fault.DROP), "connection_broken", True),
+    (Order(Fault.AFTER_HANG), "timeout", True),
+    (Order(Fault.AFTER_DROP), "connection_broken", True),
+    (Order(Fault.AFTER_500), "server_error", True),
+]
+
+
+@pytest.mark.parametrize(("order", "reason", "ambiguous"), FAILURES, ids=lambda v: getattr(v, "fault", v))
+async def test_any_failure_parks_the_write(
+    store: MemoryStore, backend, dsn: str, order: Order, reason: str, ambiguous: bool
+) -> None:
+    backend.faults.fail(order)
+    reply = await store.store(asked())
+    (row,) = table(dsn, "logbook.outbox_memory")
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (reply.ok, reply.action, reply.space_written, reply.memory_id) == (False, "deferred", None, None)
+    assert reply.outbox_id == row["outbox_id"] == audit["evidence_refs_json"]["outbox_id"]
+    assert reply.correlation_id == row["correlation_id"] == audit["correlation_id"]
+    assert (audit["action"], audit["reason"]) == ("redirect", f"openmemory_write_failed:{reason}")
+    assert row["ambiguous"] or not ambiguous
+
+
+async def test_a_dead_server_parks_the_write(store: MemoryStore, client, dsn: str) -> None:
+    client._http.base_url = "http://127.0.0.1:9"
+    reply = await store.store(asked())
+    assert reply.action == "deferred"
+    (row,) = table(dsn, "logbook.outbox_memory")
+    assert not row["ambiguous"], "nothing was sent"
+
+
+async def test_an_open_breaker_costs_no_call(store: MemoryStore, client, backend) -> None:
+    for _ in range(3):
+        client.breaker.failed(at_once=True)
+    reply = await store.store(asked())
+    assert reply.action == "deferred"
+    assert backend.faults.calls == []
+
+
+async def test_the_same_content_again_is_the_same_memory(store: MemoryStore, backend) -> None:
+    first = await store.store(asked())
+    again = await store.store(asked())
+    assert (again.action, again.deduplicated, again.memory_id) == ("allow", True, first.memory_id)
+    assert backend.contents() == ["Deploy on Tuesdays."]
+
+
+async def test_content_that_waits_already_is_told_its_row(store: MemoryStore, backend, dsn: str) -> None:
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    first = await store.store(asked())
+    again = await store.store(asked())
+    assert (again.action, again.outbox_id, again.error_code) == (
+        "deferred",
+        first.outbox_id,
+        "OUTBOX_DEDUP_HIT",
+    )
+    assert Counter(a["action"] for a in table(dsn, "governance.write_audit")) == {"redirect": 1, "dedup": 1}
+
+
+async def test_simultaneous_twins_make_one_memory_and_all_are_answered(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    replies = await asyncio.gather(*(store.store(asked()) for _ in range(20)))
+    assert {r.action for r in replies} == {"allow"}
+    assert len({r.memory_id for r in replies}) == 1
+    assert len(backend.contents()) == 1
+    assert Counter(a["status"] for a in table(dsn, "governance.write_audit")) == {"success": 20}
+
+
+async def test_twins_of_a_write_that_fails_are_told_its_row(store: MemoryStore, backend, dsn: str) -> None:
+    backend.faults.fail(Fault.HANG)
+    replies = await asyncio.gather(*(store.store(asked()) for _ in range(10)))
+    assert {r.action for r in replies} == {"deferred"}
+    (row,) = table(dsn, "logbook.outbox_memory")
+    assert {r.outbox_id for r in replies} == {row["outbox_id"]}
+    assert Counter(a["action"] for a in table(dsn, "governance.write_audit")) == {"redirect": 1, "dedup": 9}
+
+
+async def test_a_twin_of_a_gateway_that_died_parks_the_intent(
+    store: MemoryStore, db: AsyncExecutor, dsn: str
+) -> None:
+    from engram.gateway import policy
+    from engram.gateway.memory_store import _write_of
+    from engram.gateway.spaces import private_space
+    from engram.logbook import writes
+
+    write = _write_of(asked(), "private:ada", policy.Decision(private_space("ada")))
+    await db.run(writes.begin(write, deadline_seconds=0.3))
+    reply = await store.store(asked())
+    assert (reply.action, reply.error_code) == ("deferred", "OUTBOX_DEDUP_HIT")
+    (row,) = table(dsn, "logbook.outbox_memory")
+    assert row["ambiguous"]
+    assert Counter(a["action"] for a in table(dsn, "governance.write_audit")) == {"redirect": 1, "dedup": 1}
+
+
+async def test_a_caller_that_hangs_up_does_not_leave_the_write_half_done(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    task = asyncio.create_task(store.store(asked()))
+    while not backend.faults.calls:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await store.drain()
+    (audit,) = table(dsn, "governance.write_audit")
+    assert audit["action"] == "allow"
+
+
+async def test_a_closed_team_space_diverts_to_the_private_one(store: MemoryStore, dsn: str) -> None:
+    reply = await store.store(asked(target_space="team:payments"))
+    assert (reply.ok, reply.action, reply.space_written) == (True, "redirect", "private:ada")
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (audit["action"], audit["reason"]) == ("allow", "policy_redirect:team_write_disabled")
+    assert (audit["requested_space"], audit["target_space"]) == ("team:payments", "private:ada")
+
+
+async def test_an_open_team_space_takes_the_write(store: MemoryStore, config: Config) -> None:
+    governance.upsert_settings("payments", True, None, "ada", config=config)
+    reply = await store.store(asked(target_space="team:payments"))
+    assert (reply.action, reply.space_written) == ("allow", "team:payments")
+
+
+async def test_diverted_and_parked_keeps_the_rule(store: MemoryStore, backend, dsn: str) -> None:
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    reply = await store.store(asked(target_space="team:payments"))
+    assert reply.action == "deferred"
+    (audit,) = table(dsn, "governance.write_audit")
+    assert audit["reason"] == "openmemory_write_failed:server_error"
+    assert audit["evidence_refs_json"]["extra"]["policy_rule"] == "team_write_disabled"
+
+
+@pytest.mark.parametrize("space", ["public:all", "team:", "nonsense", "private:bob", "team:a b"])
+async def test_a_space_that_is_none_or_not_yours_is_rejected_and_audited(
+    store: MemoryStore, backend, dsn: str, space: str
+) -> None:
+    reply = await store.store(asked(target_space=space))
+    assert (reply.ok, reply.action) == (False, "reject")
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (audit["action"], audit["status"]) == ("reject", "success")
+    assert table(dsn, "logbook.memories") == []
+    assert backend.contents() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "actor"), [("", "ada"), (" \n", "ada"), ("a\x00", "ada"), ("\ud800", "ada"), ("x" * 200_001, "ada"),
+                        ("a", ""), ("a", "a b"), ("a", "x" * 200)],
+)  # fmt: skip
+async def test_what_cannot_be_a_memory_is_refused_by_field(
+    store: MemoryStore, dsn: str, text: str, actor: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        await store.store(asked(text, actor_user_id=actor))
+    assert refused.value.context["fields"]
+    assert table(dsn, "governance.write_audit") == []
+
+
+async def test_no_audit_no_call(store: MemoryStore, backend, dsn: str) -> None:
+    with connect(dsn) as connection:
+        connection.execute("ALTER TABLE governance.write_audit ADD CONSTRAINT broken CHECK (false) NOT VALID")
+    with pytest.raises(AuditWriteFailed) as failed:
+        await store.store(asked())
+    assert backend.faults.calls == []
+    assert set(failed.value.context) == {"target_space", "payload_sha", "timestamp"}
+    assert failed.value.context["payload_sha"].startswith("sha256:")
+
+
+async def test_a_write_that_cannot_be_finished_is_not_acknowledged(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    with connect(dsn) as connection:
+        connection.execute(
+            "ALTER TABLE governance.write_audit ADD CONSTRAINT broken CHECK (status = 'pending') NOT VALID"
+        )
+    with pytest.raises(AuditWriteFailed):
+        await store.store(asked())
+    assert backend.contents() == ["Deploy on Tuesdays."], "whatever the back end did"
+
+
+async def test_a_write_that_cannot_be_parked_is_not_acknowledged(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    with connect(dsn) as connection:
+        connection.execute("ALTER TABLE logbook.outbox_memory ADD CONSTRAINT broken CHECK (false) NOT VALID")
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    with pytest.raises(OutboxEnqueueFailed) as failed:
+        await store.store(asked())
+    assert failed.value.context["target_space"] == "private:ada"
+    (audit,) = table(dsn, "governance.write_audit")
+    assert audit["status"] == "pending", "for reconcile to park"
+
+
+async def test_an_answer_that_comes_after_the_write_was_parked_is_told_so(
+    store: MemoryStore, db: AsyncExecutor, backend, dsn: str
+) -> None:
+    from engram.logbook import writes
+
+    backend.faults.fail(Fault.WAIT)
+    task = asyncio.create_task(store.store(asked()))
+    while not backend.faults.calls:
+        await asyncio.sleep(0.001)
+    (memory,) = table(dsn, "logbook.memories")
+    parked = await db.run(
+        writes.park(
+            memory["audit_id"], reason="openmemory_write_failed:outcome_unknown", error="?", ambiguous=True
+        )
+    )
+    backend.faults.let_go.set()
+    reply = await task
+    assert parked is not None
+    assert (reply.action, reply.outbox_id) == ("deferred", parked.outbox_id)
+    assert len(table(dsn, "governance.write_audit")) == 1

@@ -1,0 +1,312 @@
+"""The outbox's contract: who may claim, who may settle, and what a settle does."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from engram.kernel.content import payload_sha
+from engram.kernel.errors import OutboxInvalid
+from engram.logbook import lifecycle, outbox
+from engram.logbook.config import Config
+from engram.logbook.connection import run
+from engram.logbook.outbox import Dead, Failed, Released, Sent
+from engram.postgres.pool import connect
+
+SPACE = "team:payments"
+
+
+def later(config: Config, seconds: float) -> None:
+    """Move time: everything a lease or a due time is measured from happened `seconds` earlier."""
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET locked_at = locked_at - make_interval(secs => %(s)s),"
+            " next_attempt_at = next_attempt_at - make_interval(secs => %(s)s)",
+            {"s": seconds},
+        )
+
+
+def row(config: Config, outbox_id: int) -> dict:
+    found = run(outbox.get(outbox_id), config)
+    assert found is not None
+    return found
+
+
+def audits(config: Config) -> list[dict]:
+    with connect(config.postgres_dsn) as connection:
+        return connection.execute("SELECT * FROM governance.write_audit ORDER BY audit_id").fetchall()
+
+
+def memory_of(config: Config, outbox_id: int) -> dict:
+    with connect(config.postgres_dsn) as connection:
+        found = connection.execute(
+            "SELECT * FROM logbook.memories WHERE outbox_id = %s", [outbox_id]
+        ).fetchone()
+    assert found is not None
+    return found
+
+
+def test_enqueued_content_waits_as_pending(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, None, "connection refused", config=config)
+    found = row(config, outbox_id)
+    assert (found["status"], found["retry_count"], found["last_error"]) == (
+        "pending",
+        0,
+        "connection refused",
+    )
+    assert found["payload_sha"] == payload_sha("a fact")
+    assert memory_of(config, outbox_id)["state"] == "parked"
+
+
+def test_the_same_content_keeps_its_id_in_each_space(config: Config) -> None:
+    first = outbox.enqueue_memory("a fact", SPACE, config=config)
+    assert outbox.enqueue_memory("a fact", SPACE, config=config) == first
+    assert outbox.enqueue_memory("a fact", "team:other", config=config) != first
+
+
+def test_a_hundred_simultaneous_enqueues_of_one_content_make_one_row(config: Config) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        ids = list(threads.map(lambda _: outbox.enqueue_memory("a fact", SPACE, config=config), range(100)))
+    assert len(set(ids)) == 1
+    assert run(outbox.stats(), config)["pending"] == 1
+
+
+@pytest.mark.parametrize(("payload", "space"), [("", SPACE), ("  \n", SPACE), ("a\x00b", SPACE), ("a", " ")])
+def test_what_cannot_be_queued_is_refused_by_field(config: Config, payload: str, space: str) -> None:
+    with pytest.raises(OutboxInvalid) as refused:
+        outbox.enqueue_memory(payload, space, config=config)
+    assert refused.value.context["fields"]
+
+
+def test_a_claim_leases_due_rows_oldest_first(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(5)]
+    claimed = outbox.claim_outbox("w1", limit=3, lease_seconds=60, config=config)
+    assert [c["outbox_id"] for c in claimed] == ids[:3]
+    assert {c["locked_by"] for c in claimed} == {"w1"}
+    assert {c["lease_seconds"] for c in claimed} == {60}
+    assert len({c["lease_token"] for c in claimed}) == 3
+
+
+def test_a_leased_row_is_not_claimed_again_until_its_own_lease_is_over(config: Config) -> None:
+    outbox.enqueue_memory("a fact", SPACE, config=config)
+    (first,) = outbox.claim_outbox("w1", lease_seconds=60, config=config)
+    later(config, 59)
+    assert outbox.claim_outbox("w2", lease_seconds=1, config=config) == []
+    later(config, 2)
+    (second,) = outbox.claim_outbox("w2", lease_seconds=1, config=config)
+    assert second["lease_token"] > first["lease_token"]
+    assert second["ambiguous"], "the first holder may have delivered"
+
+
+def test_a_row_that_is_not_due_is_not_claimed(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    outbox.claim_outbox("w1", config=config)
+    assert outbox.fail_retry(outbox_id, "w1", "busy", datetime.now(UTC) + timedelta(hours=1), config=config)
+    assert outbox.claim_outbox("w1", config=config) == []
+    later(config, 3601)
+    assert [c["outbox_id"] for c in outbox.claim_outbox("w1", config=config)] == [outbox_id]
+
+
+def test_two_claims_at_once_share_no_row(config: Config) -> None:
+    for n in range(60):
+        outbox.enqueue_memory(f"fact {n}", SPACE, config=config)
+    barrier = threading.Barrier(6)
+
+    def drain(worker: str) -> list[int]:
+        barrier.wait()
+        got: list[int] = []
+        while batch := outbox.claim_outbox(worker, limit=5, config=config):
+            got += [c["outbox_id"] for c in batch]
+        return got
+
+    with ThreadPoolExecutor(6) as threads:
+        shares = list(threads.map(drain, [f"w{n}" for n in range(6)]))
+    everything = [i for share in shares for i in share]
+    assert len(everything) == len(set(everything)) == 60
+
+
+def test_a_claim_does_not_wait_for_rows_that_another_transaction_has_locked(config: Config) -> None:
+    first = outbox.enqueue_memory("a fact", SPACE, config=config)
+    second = outbox.enqueue_memory("another", SPACE, config=config)
+    with connect(config.postgres_dsn) as other, other.transaction():
+        other.execute("SELECT FROM logbook.outbox_memory WHERE outbox_id = %s FOR UPDATE", [first])
+        assert [c["outbox_id"] for c in outbox.claim_outbox("w1", config=config)] == [second]
+
+
+def test_an_ack_settles_row_and_memory_together(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    assert outbox.ack_sent(outbox_id, "w1", "mem-1", config=config, lease_token=claimed["lease_token"])
+    found = row(config, outbox_id)
+    assert (found["status"], found["memory_id"], found["locked_by"], found["locked_at"]) == (
+        "sent", "mem-1", None, None,
+    )  # fmt: skip
+    assert found["lease_token"] == claimed["lease_token"], "the token stays, to recognise one's own settle"
+    memory = memory_of(config, outbox_id)
+    assert (memory["state"], memory["memory_id"]) == ("stored", "mem-1")
+    assert audits(config) == [], "single forms write no audit"
+
+
+def test_check_dedup_answers_for_sent_rows_only(config: Config) -> None:
+    sha = payload_sha("a fact")
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    assert outbox.check_dedup(SPACE, sha, config=config) is None
+    outbox.claim_outbox("w1", config=config)
+    outbox.ack_sent(outbox_id, "w1", "mem-1", config=config)
+    found = outbox.check_dedup(SPACE, sha, config=config)
+    assert found is not None
+    assert (found["outbox_id"], found["memory_id"]) == (outbox_id, "mem-1")
+    assert outbox.check_dedup("team:other", sha, config=config) is None
+
+
+def test_a_failed_try_counts_and_waits(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    outbox.claim_outbox("w1", config=config)
+    due = datetime.now(UTC) + timedelta(minutes=2)
+    assert outbox.fail_retry(outbox_id, "w1", "500", due.isoformat(), config=config)
+    found = row(config, outbox_id)
+    assert (found["status"], found["retry_count"], found["last_error"]) == ("pending", 1, "500")
+    assert found["next_attempt_at"] == due
+    assert found["locked_by"] is None
+
+
+def test_dead_is_final(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    outbox.claim_outbox("w1", config=config)
+    assert outbox.mark_dead_by_worker(outbox_id, "w1", "422", config=config)
+    assert row(config, outbox_id)["status"] == "dead"
+    later(config, 3600)
+    assert outbox.claim_outbox("w1", config=config) == []
+    assert not outbox.ack_sent(outbox_id, "w1", "mem-1", config=config)
+    assert outbox.enqueue_memory("a fact", SPACE, config=config) != outbox_id
+
+
+def settles(config: Config, outbox_id: int, worker: str, token: int | None) -> list[bool]:
+    soon = datetime.now(UTC)
+    return [
+        outbox.ack_sent(outbox_id, worker, "mem", config=config, lease_token=token),
+        outbox.fail_retry(outbox_id, worker, "no", soon, config=config, lease_token=token),
+        outbox.mark_dead_by_worker(outbox_id, worker, "no", config=config, lease_token=token),
+    ]
+
+
+def test_only_the_holder_settles(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    assert settles(config, outbox_id, "w1", None) == [False] * 3, "nobody holds it"
+    outbox.claim_outbox("w1", config=config)
+    assert settles(config, outbox_id, "w2", None) == [False] * 3
+    assert not outbox.renew_lease(outbox_id, "w2", config=config)
+    assert row(config, outbox_id)["status"] == "pending"
+
+
+def test_a_lease_that_is_over_settles_nothing_even_before_anyone_took_the_row(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", lease_seconds=30, config=config)
+    later(config, 31)
+    assert settles(config, outbox_id, "w1", claimed["lease_token"]) == [False] * 3
+
+
+def test_a_holder_may_renew_late_while_nobody_has_taken_the_row(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", lease_seconds=30, config=config)
+    later(config, 31)
+    assert outbox.renew_lease(outbox_id, "w1", config=config, lease_token=claimed["lease_token"])
+    assert outbox.ack_sent(outbox_id, "w1", "mem", config=config, lease_token=claimed["lease_token"])
+
+
+def test_a_stale_owner_is_refused_while_the_new_owner_is_running(config: Config) -> None:
+    """The same worker id twice (a restarted pod): only the token tells them apart."""
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (stale,) = outbox.claim_outbox("pod-0", lease_seconds=30, config=config)
+    later(config, 31)
+    (fresh,) = outbox.claim_outbox("pod-0", lease_seconds=30, config=config)
+    assert settles(config, outbox_id, "pod-0", stale["lease_token"]) == [False] * 3
+    assert not outbox.renew_lease(outbox_id, "pod-0", config=config, lease_token=stale["lease_token"])
+    assert row(config, outbox_id)["status"] == "pending"
+    assert outbox.ack_sent(outbox_id, "pod-0", "mem", config=config, lease_token=fresh["lease_token"])
+
+
+def test_a_settled_row_is_settled_once(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    results: list[bool] = []
+    barrier = threading.Barrier(8)
+
+    def ack(_: int) -> None:
+        barrier.wait()
+        results.append(
+            outbox.ack_sent(outbox_id, "w1", "mem", config=config, lease_token=claimed["lease_token"])
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(ack, range(8)))
+    assert sorted(results) == [False] * 7 + [True]
+
+
+def test_bulk_settles_judge_each_row_and_audit_what_they_settled(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(4)]
+    tokens = {c["outbox_id"]: c["lease_token"] for c in outbox.claim_outbox("w1", config=config)}
+    sent = [Sent(i, tokens[i], f"mem-{i}") for i in ids[:2]] + [Sent(ids[2], tokens[ids[2]] - 99, "mem-x")]
+    assert run(outbox.ack_many("w1", sent), config) == set(ids[:2])
+    failed = [Failed(ids[2], tokens[ids[2]], "500", delay=60)]
+    assert run(outbox.fail_many("w1", failed), config) == {ids[2]}
+    assert run(outbox.dead_many("w1", [Dead(ids[3], tokens[ids[3]], "422")]), config) == {ids[3]}
+    told = [(a["action"], a["reason"], a["evidence_refs_json"]["outbox_id"]) for a in audits(config)]
+    assert sorted(told) == sorted(
+        [
+            ("allow", "outbox_flush_success", ids[0]),
+            ("allow", "outbox_flush_success", ids[1]),
+            ("retry", "outbox_flush_retry", ids[2]),
+            ("reject", "outbox_flush_dead", ids[3]),
+        ]
+    )
+
+
+def test_the_delay_of_a_failed_try_is_measured_by_the_database(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    run(outbox.fail_many("w1", [Failed(outbox_id, claimed["lease_token"], "500", delay=90)]), config)
+    found = row(config, outbox_id)
+    assert found["next_attempt_at"] - found["updated_at"] == timedelta(seconds=90)
+
+
+def test_a_released_row_is_free_again_and_counts_no_try(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    back = Released(outbox_id, claimed["lease_token"], "connection refused", delay=5, ambiguous=True)
+    assert run(outbox.release_many("w1", [back]), config) == {outbox_id}
+    found = row(config, outbox_id)
+    assert (found["retry_count"], found["locked_by"], found["ambiguous"]) == (0, None, True)
+    assert outbox.claim_outbox("w2", config=config) == []
+    later(config, 6)
+    assert len(outbox.claim_outbox("w2", config=config)) == 1
+
+
+def test_a_refused_settle_is_a_conflict_unless_it_was_our_own(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(2)]
+    first = {
+        c["outbox_id"]: c["lease_token"] for c in outbox.claim_outbox("w1", lease_seconds=30, config=config)
+    }
+    outbox.ack_sent(ids[0], "w1", "mem", config=config, lease_token=first[ids[0]])
+    later(config, 31)
+    outbox.claim_outbox("w2", config=config)
+    assert run(outbox.record_conflicts(first.items()), config) == {ids[1]}
+    (audit,) = audits(config)
+    assert (audit["action"], audit["reason"]) == ("conflict", "outbox_flush_conflict")
+    assert audit["evidence_refs_json"]["outbox_id"] == ids[1]
+
+
+def test_the_schema_knows_exactly_the_states_of_the_lifecycle(dsn: str) -> None:
+    checks = {"outbox_status_known": lifecycle.OUTBOX, "memories_state_known": lifecycle.MEMORY,
+              "write_audit_status_known": lifecycle.AUDIT}  # fmt: skip
+    with connect(dsn) as connection:
+        for name, machine in checks.items():
+            found = connection.execute(
+                "SELECT pg_get_constraintdef(oid) AS said FROM pg_constraint WHERE conname = %s", [name]
+            ).fetchone()
+            assert found is not None
+            named = set(found["said"].split("'")[1::2])
+            assert named == set(machine.states), name
