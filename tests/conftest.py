@@ -19,6 +19,9 @@ from engram.logbook.config import Config
 from engram.logbook.connection import close
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import async_pool, connect
+from support.backend import backend, memory_server, settings
+
+__all__ = ["backend", "memory_server", "settings"]
 
 _numbers = itertools.count()
 

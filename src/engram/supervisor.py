@@ -179,7 +179,7 @@ class Stack:
         self._held.callback(os.close, self._write_fd)
 
     def _start_parts(self) -> None:
-        environment = {**os.environ, **_as_environment(self.settings)}
+        environment = {**os.environ, **as_environment(self.settings)}
         data_dir = self.settings.data_dir
         if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
             self.on_progress("starting PostgreSQL")
@@ -284,7 +284,7 @@ def _only_one(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def _as_environment(settings: Settings) -> dict[str, str]:
+def as_environment(settings: Settings) -> dict[str, str]:
     """Every setting that is set, so that children see what this process read from its file."""
     found = {}
     for name, setting in described():

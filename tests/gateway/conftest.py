@@ -2,86 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from engram.assembly import open_client
-from engram.embedded import EmbeddedPostgres
 from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.gateway.outbox_worker import OutboxWorker
 from engram.kernel.settings import Settings
-from engram.memory.app import create_app
-from engram.memory.server import prepare
 from engram.postgres.executors import AsyncExecutor
-from engram.postgres.pool import connect
-from support.faults import FaultyServer
-from support.serving import serving
-
-TENANTS = 1000
-_tenants = itertools.count()
-
-
-@dataclass
-class Backend:
-    """A tenant of the memory server: what it was asked, what it has, and how to make it fail."""
-
-    url: str
-    faults: FaultyServer
-    dsn: str
-    tenant: str
-
-    @property
-    def key(self) -> str:
-        return f"key-of-{self.tenant}"
-
-    def kept(self) -> list[dict[str, Any]]:
-        with connect(self.dsn) as connection:
-            return connection.execute(
-                "SELECT content, tags, metadata FROM memories WHERE tenant = %s ORDER BY created_at",
-                [self.tenant],
-            ).fetchall()
-
-    def contents(self) -> list[str]:
-        return [row["content"] for row in self.kept()]
-
-
-@pytest.fixture(scope="session")
-def memory_server(postgres_server: EmbeddedPostgres) -> Iterator[Backend]:
-    postgres_server.ensure_database("gateway_tests_memory")
-    dsn = postgres_server.dsn("gateway_tests_memory")
-    prepare(dsn)
-    tenants = [f"tenant-{n}" for n in range(TENANTS)]
-    faults = FaultyServer(create_app(dsn, {f"key-of-{tenant}": tenant for tenant in tenants}))
-    with serving(faults) as url:
-        yield Backend(url, faults, dsn, "")
-
-
-@pytest.fixture
-def backend(memory_server: Backend) -> Iterator[Backend]:
-    """The memory server with a tenant of the test's own, behaving until told otherwise."""
-    memory_server.faults.reset()
-    yield replace(memory_server, tenant=f"tenant-{next(_tenants)}")
-    memory_server.faults.reset()
-
-
-@pytest.fixture
-def settings(dsn: str, backend: Backend) -> Settings:
-    return replace(
-        Settings.load({}),
-        postgres_dsn=dsn,
-        openmemory_base_url=backend.url,
-        openmemory_api_key=backend.key,
-        openmemory_timeout_seconds=0.5,
-        store_deadline_seconds=1.0,
-        breaker_failures=1000,
-        breaker_cooldown_seconds=0.05,
-    )
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import mcp_types as types
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -91,7 +92,8 @@ class McpMount:
 def _bare_call(body: bytes) -> dict[str, Any] | None:
     """The bare form's object, or None for what is the SDK's to judge."""
     try:
-        parsed = json.loads(body)
+        # Bounded in depth, unlike the standard library's.
+        parsed = from_json(body)
     except ValueError:
         return None
     if isinstance(parsed, dict) and "tool" in parsed and "jsonrpc" not in parsed:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from engram.api.errors import invalid_arguments
 from engram.api.services import Services
 from engram.gateway.memory_query import QueryReply, QueryRequest
 from engram.gateway.store_reply import StoreReply, StoreRequest
 from engram.kernel import correlation
+from engram.kernel.content import why_unstorable
 from engram.kernel.errors import NotFound
 
 DEFAULT_ACTOR = "local"
@@ -29,6 +30,13 @@ class _Arguments(BaseModel):
     actor_user_id: str | None = Field(
         default=None, description="Who is acting. Leave out unless you act for a named user."
     )
+
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> Self:
+        for name, value in self:
+            if problem := why_unstorable(value):
+                raise ValueError(f"{name} {problem}")
+        return self
 
     @property
     def actor(self) -> str:
@@ -57,7 +65,7 @@ class StoreArguments(_Arguments):
         description="Where it comes from: URIs such as mr://project/123.",
         max_length=100,
     )
-    item_id: int | None = Field(default=None, description="The logbook item it belongs to.")
+    item_id: int | None = Field(default=None, ge=1, lt=1 << 63, description="The logbook item it belongs to.")
 
 
 class QueryArguments(_Arguments):

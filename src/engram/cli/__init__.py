@@ -7,6 +7,7 @@ An `EngramError` ends a command with one line and the next step, never a trace.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -42,12 +43,21 @@ app.command("settings")(database.settings)
 
 
 def main() -> None:
+    _guarded(app)
+
+
+def run(command: Callable[..., None]) -> None:
+    """One command by itself, with the same manners as `engram`."""
+    _guarded(lambda: typer.run(command))
+
+
+def _guarded(work: Callable[[], object]) -> None:
     from engram.kernel.errors import EngramError
     from engram.kernel.failpoints import arm_from_environment
 
     try:
         arm_from_environment()
-        app()
+        work()
     except EngramError as error:
         from engram.kernel.logs import redact
 

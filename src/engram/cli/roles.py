@@ -83,6 +83,13 @@ def worker_outbox(
         asyncio.run(_worker_once(found) if once else _worker_loop(found))
 
 
+def run_worker_command() -> None:
+    """`python -m engram.gateway.outbox_worker`: the same role under the specification's name."""
+    from engram.cli import run
+
+    run(worker_outbox)
+
+
 async def _worker_once(settings: Settings) -> None:
     """Batches until nothing is due; what it did goes to standard output."""
     from engram import assembly

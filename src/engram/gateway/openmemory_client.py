@@ -9,7 +9,6 @@ swallowed: a caller always learns that its call failed.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import httpx2
+from pydantic_core import from_json
 
 from engram.gateway.breaker import Breaker
 from engram.kernel.errors import BackendError
@@ -229,7 +229,7 @@ def _retry_after(headers: Mapping[str, str], raw: bytes) -> float | None:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(raw)
+        answer = from_json(raw)
     except ValueError as error:
         raise _nonsense(f"not JSON: {_excerpt(raw)}") from error
     if not isinstance(answer, dict):

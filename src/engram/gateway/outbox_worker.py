@@ -212,3 +212,9 @@ def _counted(outcomes: Sequence[Outcome], settled: set[int], lost: set[int]) -> 
         log.error("outbox.dead", extra=fields(outbox_id=dead.outbox_id, error=dead.error))
     log.info("outbox.batch", extra=fields(**asdict(counts)))
     return counts
+
+
+if __name__ == "__main__":
+    from engram.cli.roles import run_worker_command
+
+    run_worker_command()

@@ -1,8 +1,11 @@
-"""The identity of content: its SHA-256, in the one form engram uses."""
+"""Content: its identity (one form of SHA-256) and whether it can be kept at all."""
 
 from __future__ import annotations
 
 import hashlib
+from math import isfinite
+
+MAX_DEPTH = 64
 
 
 def payload_sha(payload: str) -> str:
@@ -21,3 +24,35 @@ def labelled_sha(sha: str) -> str:
     'sha256:ab12'
     """
     return f"sha256:{sha}"
+
+
+def why_unstorable(value: object, depth: int = 0) -> str | None:
+    """What keeps a JSON value out of PostgreSQL, or None.
+
+    >>> why_unstorable({"a": [1, "b"]}) is None
+    True
+    >>> why_unstorable({"a": float("nan")})
+    'must hold finite numbers only'
+    """
+    if isinstance(value, str):
+        return _why_unstorable_text(value)
+    if isinstance(value, float) and not isfinite(value):
+        return "must hold finite numbers only"
+    if depth > MAX_DEPTH:
+        return f"must be nested at most {MAX_DEPTH} deep"
+    parts: list[object] = []
+    if isinstance(value, dict):
+        parts = [*value.keys(), *value.values()]
+    elif isinstance(value, list):
+        parts = value
+    return next((problem for part in parts if (problem := why_unstorable(part, depth + 1))), None)
+
+
+def _why_unstorable_text(text: str) -> str | None:
+    if "\x00" in text:
+        return "must not contain NUL"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "must not contain lone surrogates"
+    return None

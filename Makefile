@@ -1,0 +1,72 @@
+# engram. `make help` lists the commands; `make up` and `make test` need nothing but Python 3.11+ and git.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.PHONY: help up demo test test-only lint format soak bench mutants lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+up: $(VENV)/run.stamp ## Install what is needed and run everything on this machine
+	@$(BIN)/engram up
+
+demo: $(VENV)/run.stamp ## Show a write surviving a dead memory server, on a throw-away folder
+	@$(BIN)/engram demo
+
+test: lint test-only ## Install what is needed, check the code, run the tests
+
+test-only: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/dev.stamp ## Style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache | tail -8
+
+format: $(VENV)/dev.stamp ## Rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+soak: $(VENV)/dev.stamp ## The fault and load tests at full size (ENGRAM_TEST_SCALE to choose)
+	ENGRAM_TEST_SCALE=$${ENGRAM_TEST_SCALE:-25} $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 3600
+
+mutants: $(VENV)/dev.stamp ## Sabotage the code line by line; every sabotage must be noticed
+	$(BIN)/python tests/run_mutants.py
+
+bench: $(VENV)/dev.stamp ## Measure against bare scripts; prints ratios
+	$(BIN)/python -m benchmarks
+
+lock: $(VENV)/dev.stamp ## Choose versions anew (needs uv); hashes only, no addresses
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header \
+		--no-annotate pyproject.toml --group build -o requirements/run.txt
+	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header \
+		--no-annotate pyproject.toml --group dev -o requirements/dev.txt
+
+clean: ## Remove what was installed here (not your data)
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "engram needs Python 3.11 or later on PATH"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); echo "this Python cannot make a virtual environment; trying Debian's package"; \
+		apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
+
+$(VENV)/run.stamp: requirements/run.txt pyproject.toml | $(BIN)/python
+	@echo "installing engram into $(VENV) (about half a minute the first time)"
+	@$(PIP) install --quiet --require-hashes -r requirements/run.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo "installing engram and its tests into $(VENV) (about half a minute the first time)"
+	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/run.stamp

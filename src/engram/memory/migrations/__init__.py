@@ -1,0 +1,1 @@
+"""The numbered schema files of the memory server's own database."""
