@@ -20,8 +20,16 @@ from engram.logbook.connection import close
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import async_pool, connect
 from support.backend import backend, memory_server, settings
+from support.parts import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown, used
 
-__all__ = ["backend", "memory_server", "settings"]
+__all__ = [
+    "backend",
+    "memory_server",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+    "settings",
+]
 
 _numbers = itertools.count()
 
@@ -47,6 +55,9 @@ def seed() -> int:
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
+        with connect(server.dsn()) as connection:
+            version = connection.info.server_version
+        used("PostgreSQL", f"real: {version // 10000}.{version % 10000}, embedded")
         yield server
 
 

@@ -7,7 +7,6 @@ embedded part, which it starts or adopts and holds for as long as it is open.
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -31,6 +30,7 @@ from engram.postgres.executors import AsyncExecutor
 from engram.postgres.migrations import Migration, load_migrations, migrate, pending
 from engram.postgres.pool import async_pool
 from engram.web.guards import is_loopback
+from engram.web.sockets import free_port
 
 MEMORY_DATABASE = "engram_memory"
 
@@ -65,13 +65,6 @@ def memory_api_key(data_dir: Path) -> str:
 def memory_port(data_dir: Path) -> int:
     """The embedded memory server's port: a free one, chosen once, so that restarts keep it."""
     return int(_kept(data_dir / "memory" / "port", lambda: str(free_port())))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def own_migrations() -> list[Migration]:

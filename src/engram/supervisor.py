@@ -29,6 +29,7 @@ from engram.embedded import EmbeddedPostgres, EmbeddedRedis
 from engram.kernel.errors import EmbeddedError, EngramError
 from engram.kernel.logs import fields
 from engram.kernel.settings import Settings, described
+from engram.web.sockets import bound
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class Stack:
 
     def _start(self) -> None:
         self._held.enter_context(_only_one(self.settings.data_dir))
+        bound(self.settings.gateway_host, self.settings.gateway_port).close()
         self._open_pipe()
         self._start_parts()
         self._plan_children()

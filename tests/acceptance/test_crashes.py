@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engram.assembly import free_port
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
+from engram.web.sockets import free_port
 from support.backend import Backend
 from support.faults import Fault, Order
 from support.ledger import Ledger

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import httpx2
 import pytest
 
 from engram.assembly import build_app
 from engram.kernel.settings import Settings
+from support.parts import used
 from support.serving import serving
 
 
 @pytest.fixture
 def gateway(settings: Settings) -> Iterator[str]:
+    used("MCP client", f"real: official SDK {version('mcp')}")
     with serving(build_app(settings)) as url:
         yield url
 

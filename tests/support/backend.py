@@ -15,6 +15,7 @@ from engram.memory.app import create_app
 from engram.memory.server import prepare
 from engram.postgres.pool import connect
 from support.faults import FaultyServer
+from support.parts import used
 from support.serving import serving
 
 TENANTS = 1000
@@ -50,6 +51,7 @@ def memory_server(postgres_server: EmbeddedPostgres) -> Iterator[Backend]:
     postgres_server.ensure_database("gateway_tests_memory")
     dsn = postgres_server.dsn("gateway_tests_memory")
     prepare(dsn)
+    used("memory server", "real: engram's own, embedded; OpenMemory's JS server is not run here")
     tenants = [f"tenant-{n}" for n in range(TENANTS)]
     faults = FaultyServer(create_app(dsn, {f"key-of-{tenant}": tenant for tenant in tenants}))
     with serving(faults) as url:

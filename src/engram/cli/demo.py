@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx2
 
-from engram import assembly
 from engram.cli.memory import call_tool
 from engram.kernel import logs
 from engram.kernel.errors import EngramError
@@ -25,6 +24,7 @@ from engram.logbook import governance, outbox
 from engram.logbook.config import Config
 from engram.logbook.connection import close, run
 from engram.supervisor import Stack
+from engram.web.sockets import free_port
 
 FIRST = "The payments service retries a webhook three times before it gives up."
 SECOND = "Rotate the webhook signing key on the first Monday of each quarter."
@@ -42,7 +42,7 @@ def tell() -> int:
         settings = replace(
             Settings.load({}),
             data_dir=Path(folder) / "data",
-            gateway_port=assembly.free_port(),
+            gateway_port=free_port(),
             breaker_cooldown_seconds=0.5,
             outbox_poll_seconds=0.2,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,12 +32,13 @@ def serve() -> None:
     import uvicorn
 
     from engram import assembly
+    from engram.web.sockets import bound
 
     settings = prepared()
     with assembly.addresses(settings, _told) as found:
         app = assembly.build_app(found)
         assembly.require_schema(found)
-        sock = _bound(found.gateway_host, found.gateway_port)
+        sock = bound(found.gateway_host, found.gateway_port)
         _told(f"listening on http://{found.gateway_host}:{sock.getsockname()[1]}")
         config = uvicorn.Config(
             app,
@@ -123,26 +124,6 @@ async def _worker_loop(settings: Settings) -> None:
         group.create_task(
             run_loop("reconcile", reconciler.run_once, idle_seconds=RECONCILE_SECONDS, stop=stop)
         )
-
-
-def _bound(host: str, port: int) -> Any:
-    """The listening socket, bound before anything else so that a taken port is told plainly."""
-    import socket
-
-    from engram.kernel.errors import ConfigError
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="set GATEWAY_PORT to a free port"
-        ) from error
-    sock.set_inheritable(True)
-    return sock
 
 
 def _told(text: str) -> None:

@@ -1,0 +1,18 @@
+"""What the documents say of the code is taken from the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engram.kernel.failpoints import FAILPOINTS
+from engram.logbook.lifecycle import OUTBOX
+
+ARCHITECTURE = (Path(__file__).parents[2] / "docs/architecture.md").read_text("utf-8")
+
+
+def test_the_lease_diagram_is_the_state_machines_own() -> None:
+    assert f"```mermaid\n{OUTBOX.mermaid()}```" in ARCHITECTURE
+
+
+def test_every_failpoint_is_explained() -> None:
+    assert [name for name in FAILPOINTS if f"| `{name}` |" not in ARCHITECTURE] == []
