@@ -20,7 +20,7 @@ SPACE = "private:ada"
 
 
 async def parked(db: AsyncExecutor, *texts: str) -> list[int]:
-    return [await db.run(outbox.enqueue(text, SPACE)) for text in texts]
+    return [await db.run(outbox.enqueue_memory.query(text, SPACE)) for text in texts]
 
 
 def rows(dsn: str) -> list[dict]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -12,7 +16,6 @@ from engram.kernel.content import payload_sha
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook import lifecycle, outbox
 from engram.logbook.config import Config
-from engram.logbook.connection import run
 from engram.logbook.outbox import Dead, Failed, Released, Sent
 from engram.postgres.pool import connect
 
@@ -30,7 +33,7 @@ def later(config: Config, seconds: float) -> None:
 
 
 def row(config: Config, outbox_id: int) -> dict:
-    found = run(outbox.get(outbox_id), config)
+    found = outbox.get(outbox_id, config)
     assert found is not None
     return found
 
@@ -71,7 +74,7 @@ def test_a_hundred_simultaneous_enqueues_of_one_content_make_one_row(config: Con
     with ThreadPoolExecutor(16) as threads:
         ids = list(threads.map(lambda _: outbox.enqueue_memory("a fact", SPACE, config=config), range(100)))
     assert len(set(ids)) == 1
-    assert run(outbox.stats(), config)["pending"] == 1
+    assert outbox.stats(config)["pending"] == 1
 
 
 @pytest.mark.parametrize(("payload", "space"), [("", SPACE), ("  \n", SPACE), ("a\x00b", SPACE), ("a", " ")])
@@ -250,10 +253,10 @@ def test_bulk_settles_judge_each_row_and_audit_what_they_settled(config: Config)
     ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(4)]
     tokens = {c["outbox_id"]: c["lease_token"] for c in outbox.claim_outbox("w1", config=config)}
     sent = [Sent(i, tokens[i], f"mem-{i}") for i in ids[:2]] + [Sent(ids[2], tokens[ids[2]] - 99, "mem-x")]
-    assert run(outbox.ack_many("w1", sent), config) == set(ids[:2])
+    assert outbox.ack_many("w1", sent, config) == set(ids[:2])
     failed = [Failed(ids[2], tokens[ids[2]], "500", delay=60)]
-    assert run(outbox.fail_many("w1", failed), config) == {ids[2]}
-    assert run(outbox.dead_many("w1", [Dead(ids[3], tokens[ids[3]], "422")]), config) == {ids[3]}
+    assert outbox.fail_many("w1", failed, config) == {ids[2]}
+    assert outbox.dead_many("w1", [Dead(ids[3], tokens[ids[3]], "422")], config) == {ids[3]}
     told = [(a["action"], a["reason"], a["evidence_refs_json"]["outbox_id"]) for a in audits(config)]
     assert sorted(told) == sorted(
         [
@@ -268,7 +271,7 @@ def test_bulk_settles_judge_each_row_and_audit_what_they_settled(config: Config)
 def test_the_delay_of_a_failed_try_is_measured_by_the_database(config: Config) -> None:
     outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
     (claimed,) = outbox.claim_outbox("w1", config=config)
-    run(outbox.fail_many("w1", [Failed(outbox_id, claimed["lease_token"], "500", delay=90)]), config)
+    outbox.fail_many("w1", [Failed(outbox_id, claimed["lease_token"], "500", delay=90)], config)
     found = row(config, outbox_id)
     assert found["next_attempt_at"] - found["updated_at"] == timedelta(seconds=90)
 
@@ -277,7 +280,7 @@ def test_a_released_row_is_free_again_and_counts_no_try(config: Config) -> None:
     outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
     (claimed,) = outbox.claim_outbox("w1", config=config)
     back = Released(outbox_id, claimed["lease_token"], "connection refused", delay=5, ambiguous=True)
-    assert run(outbox.release_many("w1", [back]), config) == {outbox_id}
+    assert outbox.release_many("w1", [back], config) == {outbox_id}
     found = row(config, outbox_id)
     assert (found["retry_count"], found["locked_by"], found["ambiguous"]) == (0, None, True)
     assert outbox.claim_outbox("w2", config=config) == []
@@ -293,7 +296,7 @@ def test_a_refused_settle_is_a_conflict_unless_it_was_our_own(config: Config) ->
     outbox.ack_sent(ids[0], "w1", "mem", config=config, lease_token=first[ids[0]])
     later(config, 31)
     outbox.claim_outbox("w2", config=config)
-    assert run(outbox.record_conflicts(first.items()), config) == {ids[1]}
+    assert outbox.record_conflicts(first.items(), config) == {ids[1]}
     (audit,) = audits(config)
     assert (audit["action"], audit["reason"]) == ("conflict", "outbox_flush_conflict")
     assert audit["evidence_refs_json"]["outbox_id"] == ids[1]
@@ -310,3 +313,116 @@ def test_the_schema_knows_exactly_the_states_of_the_lifecycle(dsn: str) -> None:
             assert found is not None
             named = set(found["said"].split("'")[1::2])
             assert named == set(machine.states), name
+
+
+def test_a_lease_is_handed_back_by_its_holder_only(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    assert not outbox.release_lease(outbox_id, "w2", config=config)
+    assert not outbox.release_lease(outbox_id, "w1", config=config, lease_token=claimed["lease_token"] - 1)
+    assert outbox.release_lease(outbox_id, "w1", 60, config, lease_token=claimed["lease_token"])
+    assert row(config, outbox_id)["retry_count"] == 0
+    assert outbox.claim_outbox("w2", config=config) == [], "not before its time"
+    later(config, 61)
+    assert len(outbox.claim_outbox("w2", config=config)) == 1
+
+
+def dead_row(config: Config, text: str = "a fact") -> int:
+    outbox_id = outbox.enqueue_memory(text, SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    outbox.mark_dead_by_worker(outbox_id, "w1", "422", config, lease_token=claimed["lease_token"])
+    return outbox_id
+
+
+def test_requeueing_a_dead_row_makes_a_new_one_with_its_own_redirect(config: Config) -> None:
+    dead = dead_row(config)
+    requeued = outbox.requeue(dead, "ada", config)
+    assert requeued is not None
+    assert requeued.fresh
+    anew = row(config, requeued.outbox_id)
+    assert (anew["status"], anew["requeued_from"], anew["retry_count"]) == ("pending", dead, 0)
+    assert row(config, dead)["status"] == "dead", "terminal is terminal"
+    (audit,) = audits(config)
+    assert (audit["action"], audit["actor_user_id"]) == ("redirect", "ada")
+    assert audit["evidence_refs_json"]["outbox_id"] == requeued.outbox_id
+    assert memory_of(config, requeued.outbox_id)["state"] == "parked"
+    again = outbox.requeue(dead, "ada", config)
+    assert again is not None
+    assert (again.outbox_id, again.fresh) == (requeued.outbox_id, False)
+    assert len(audits(config)) == 1
+
+
+def test_only_a_dead_row_is_requeued(config: Config) -> None:
+    assert outbox.requeue(outbox.enqueue_memory("a fact", SPACE, config=config), config=config) is None
+    assert outbox.requeue(10_000, config=config) is None
+
+
+def test_simultaneous_requeues_make_one_row(config: Config) -> None:
+    dead = dead_row(config)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: outbox.requeue(dead, "ada", config), range(8)))
+    assert len({r.outbox_id for r in found if r}) == 1
+    assert sum(r.fresh for r in found if r) == 1
+    assert len(audits(config)) == 1
+
+
+def test_rows_are_listed_by_status_space_age_and_text(config: Config) -> None:
+    dead = dead_row(config, "The Webhook failed.")
+    other = outbox.enqueue_memory("Deploy on Tuesdays.", "team:other", config=config)
+
+    def ids(**kw: object) -> list[int]:
+        return [r["outbox_id"] for r in outbox.list_rows(config=config, **kw)]
+
+    assert ids() == [dead, other]
+    assert ids(status="dead") == [dead]
+    assert ids(target_space="team:other") == [other]
+    assert ids(text="webhook") == [dead]
+    assert ids(text="422") == [dead], "errors are searched too"
+    assert ids(text="%") == []
+    assert ids(older_than_seconds=3600) == []
+    assert ids(older_than_seconds=0) == [dead, other]
+    assert ids(limit=1, after_id=dead) == [other]
+
+
+def test_many_are_queued_in_one_statement_and_keep_their_order(config: Config) -> None:
+    first = outbox.enqueue_memory("fact 1", SPACE, config=config)
+    ids = outbox.enqueue_many(
+        [("fact 2", SPACE), ("fact 1", SPACE), ("fact 2", SPACE), ("fact 3", "team:b")], config
+    )
+    assert ids[1] == first
+    assert ids[0] == ids[2]
+    assert len(set(ids)) == 3
+    assert [row(config, i)["payload_md"] for i in ids] == ["fact 2", "fact 1", "fact 2", "fact 3"]
+    assert {memory_of(config, i)["state"] for i in ids} == {"parked"}
+    assert outbox.enqueue_many([], config) == []
+
+
+def test_the_functions_have_the_specifications_signatures() -> None:
+    expected = {
+        "enqueue_memory": ["payload_md", "target_space", "item_id", "last_error"],
+        "check_dedup": ["target_space", "payload_sha"],
+        "claim_outbox": ["worker_id", "limit", "lease_seconds"],
+        "ack_sent": ["outbox_id", "worker_id", "memory_id"],
+        "fail_retry": ["outbox_id", "worker_id", "error", "next_attempt_at"],
+        "mark_dead_by_worker": ["outbox_id", "worker_id", "error"],
+        "renew_lease": ["outbox_id", "worker_id"],
+    }
+    for name, parameters in expected.items():
+        signature = inspect.signature(getattr(outbox, name))
+        assert list(signature.parameters)[: len(parameters) + 1] == [*parameters, "config"]
+    claim = inspect.signature(outbox.claim_outbox).parameters
+    assert (claim["limit"].default, claim["lease_seconds"].default) == (10, 60)
+
+
+def test_a_plain_script_needs_only_postgres_dsn(dsn: str) -> None:
+    script = (
+        "from engram.logbook import outbox, governance\n"
+        "i = outbox.enqueue_memory('a fact', 'team:a', None, None)\n"
+        "print([r['outbox_id'] for r in outbox.claim_outbox('w1')] == [i], outbox.ack_sent(i, 'w1', 'm'),\n"
+        "      governance.get_or_create_settings('p')['team_write_enabled'])\n"
+    )
+    env = {"PATH": "/usr/bin", "POSTGRES_DSN": dsn, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], env=env, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("True True False\n", "")

@@ -131,8 +131,8 @@ async def test_content_whose_row_is_dead_is_tried_anew(db: AsyncExecutor, dsn: s
     first = await db.run(writes.begin(WRITE, deadline_seconds=8))
     parked = await db.run(park(first.audit_id))
     assert parked is not None
-    (claimed,) = await db.run(outbox.claim("w1", 1, 60))
-    await db.run(outbox.dead_many("w1", [outbox.Dead(parked.outbox_id, claimed["lease_token"], "422")]))
+    (claimed,) = await db.run(outbox.claim_outbox.query("w1", 1, 60))
+    await db.run(outbox.dead_many.query("w1", [outbox.Dead(parked.outbox_id, claimed["lease_token"], "422")]))
     again = await db.run(writes.begin(WRITE, deadline_seconds=8))
     assert again.disposition == "fresh"
     assert again.memory_record_id == first.memory_record_id
@@ -145,7 +145,7 @@ async def test_content_whose_row_is_dead_is_tried_anew(db: AsyncExecutor, dsn: s
 
 async def test_parking_that_meets_a_waiting_row_is_a_repeat(db: AsyncExecutor, dsn: str) -> None:
     begun = await db.run(writes.begin(WRITE, deadline_seconds=8))
-    bare = await db.run(outbox.enqueue(WRITE.payload_md, WRITE.target_space))
+    bare = await db.run(outbox.enqueue_memory.query(WRITE.payload_md, WRITE.target_space))
     parked = await db.run(park(begun.audit_id))
     assert parked == Parked(bare, "pending", None, False)
     (audit,) = table(dsn, "governance.write_audit")
@@ -156,9 +156,9 @@ async def test_parking_that_meets_a_waiting_row_is_a_repeat(db: AsyncExecutor, d
 
 async def test_parking_that_meets_a_sent_row_finds_the_memory_stored(db: AsyncExecutor, dsn: str) -> None:
     begun = await db.run(writes.begin(WRITE, deadline_seconds=8))
-    bare = await db.run(outbox.enqueue(WRITE.payload_md, WRITE.target_space))
-    (claimed,) = await db.run(outbox.claim("w1", 1, 60))
-    await db.run(outbox.ack_many("w1", [outbox.Sent(bare, claimed["lease_token"], "mem-1")], audited=False))
+    bare = await db.run(outbox.enqueue_memory.query(WRITE.payload_md, WRITE.target_space))
+    (claimed,) = await db.run(outbox.claim_outbox.query("w1", 1, 60))
+    await db.run(outbox.ack_many.query("w1", [outbox.Sent(bare, claimed["lease_token"], "mem-1")]))
     parked = await db.run(park(begun.audit_id))
     assert parked == Parked(bare, "sent", "mem-1", False)
     (memory,) = table(dsn, "logbook.memories")

@@ -22,7 +22,7 @@ from engram.kernel.errors import EngramError
 from engram.kernel.settings import Settings
 from engram.logbook import governance, outbox
 from engram.logbook.config import Config
-from engram.logbook.connection import close, run
+from engram.logbook.connection import close
 from engram.supervisor import Stack
 from engram.web.sockets import free_port
 
@@ -90,7 +90,7 @@ class _Story:
         _say("killed the memory server with -9")
         reply = self._call("memory_store", payload_md=SECOND)
         _check(reply["action"] == "deferred", f"the second store was not deferred: {reply}")
-        row = run(outbox.get(reply["outbox_id"]), self._config)
+        row = outbox.get(reply["outbox_id"], self._config)
         _check(row is not None and row["status"] == "pending", "the outbox does not have the second memory")
         _say(f"stored another: deferred, kept in the outbox as {reply['outbox_id']}")
         return int(reply["outbox_id"])
@@ -115,16 +115,19 @@ class _Story:
         _say(f"the worker delivered it, once, as {row['memory_id']}")
 
     def _sent(self, outbox_id: int) -> dict[str, Any] | None:
-        row = run(outbox.get(outbox_id), self._config)
+        row = outbox.get(outbox_id, self._config)
         return row if row and row["status"] == "sent" else None
 
     def _accounted_for(self) -> None:
-        counts = run(governance.counts(), self._config)
-        _check(counts["redirects"] == counts["outbox_rows"] == 1, f"redirects and outbox differ: {counts}")
-        _check(counts["pending_audits"] == 0, f"audits without an end: {counts}")
+        sums = governance.invariants(self._config)
+        _check(all(row["ok"] for row in sums), f"an invariant does not hold: {sums}")
+        outbox_rows = next(row["right"] for row in sums if row["name"] == "redirects equal outbox rows")
+        _check(outbox_rows == 1, f"{outbox_rows} outbox rows, not one")
+        audits = governance.query_write_audit(config=self._config)
+        _check(all(a["status"] != "pending" for a in audits), f"audits without an end: {audits}")
         _say(
-            "in SQL: count(redirect) = count(outbox_memory) = "
-            f"{counts['outbox_rows']}, no audit pending, {counts['total_writes']} audits in all"
+            f"in SQL: count(redirect) = count(outbox_memory) = {outbox_rows}; "
+            f"all {len(sums)} invariants hold; {len(audits)} audits, none pending"
         )
 
     def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:

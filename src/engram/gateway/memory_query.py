@@ -91,7 +91,7 @@ class MemoryQuery:
             wanted = min(wanted * 2, MAX_TOP_K)
 
     async def _known(self, hits: Sequence[Hit], spaces: list[str]) -> list[Row]:
-        rows = await self._db.run(memories.by_memory_ids([h.memory_id for h in hits], spaces=spaces))
+        rows = await self._db.run(memories.by_memory_ids.query([h.memory_id for h in hits], spaces))
         by_id = {row["memory_id"]: row for row in rows}
         return [
             {**by_id[hit.memory_id], "score": hit.score, "source": "openmemory", "state": "stored"}
@@ -100,7 +100,7 @@ class MemoryQuery:
         ]
 
     async def _search(self, request: QueryRequest, spaces: list[str], states: list[str]) -> list[Row]:
-        query = memories.search(request.query, spaces=spaces, states=states, limit=request.top_k)
+        query = memories.search.query(request.query, spaces, states, request.top_k)
         return [{**row, "source": "logbook"} for row in await self._db.run(query)]
 
     async def _degraded(self, request: QueryRequest, spaces: list[str]) -> list[Row]:

@@ -96,7 +96,7 @@ class MemoryStore:
             return {"team_write_enabled": False}
         project = space.name if space.kind == "team" else self._project
         with _failing_as(AuditWriteFailed, "governance settings could not be read", request, requested):
-            found = await self._db.run(governance.read_settings(project))
+            found = await self._db.run(governance.read_settings.query(project))
         return found or {"team_write_enabled": False}
 
     async def _reject(self, request: StoreRequest, write: Write, decision: policy.Decision) -> StoreReply:

@@ -96,7 +96,7 @@ class OutboxWorker:
         if not await self._reachable():
             return Counts(probed=False)
         rows = await self._db.run(
-            outbox.claim(
+            outbox.claim_outbox.query(
                 self.worker_id, self._settings.outbox_batch_size, self._settings.outbox_lease_seconds
             )
         )
@@ -123,7 +123,7 @@ class OutboxWorker:
         outbox_id, token = row["outbox_id"], row["lease_token"]
         if there := await self._already_there(row):
             return Sent(outbox_id, token, there, "outbox_flush_dedup_hit")
-        if not await self._db.run(outbox.renew(outbox_id, self.worker_id, token)):
+        if not await self._db.run(outbox.renew_lease.query(outbox_id, self.worker_id, lease_token=token)):
             return LeaseLost(outbox_id, token)
         try:
             memory_id, found = await self._client.store(
@@ -137,11 +137,11 @@ class OutboxWorker:
 
     async def _already_there(self, row: Row) -> str | None:
         """Another write brought the same content there in the meantime."""
-        stored = await self._db.run(memories.stored_content(row["target_space"], row["payload_sha"]))
-        return stored["memory_id"] if stored else None
+        known = await self._db.run(memories.by_content.query(row["target_space"], row["payload_sha"]))
+        return known["memory_id"] if known and known["state"] == "stored" else None
 
     async def _memory_of(self, row: Row) -> Memory:
-        records = await self._db.run(memories.records_of([row["outbox_id"]]))
+        records = await self._db.run(memories.records_of.query([row["outbox_id"]]))
         record = records.get(row["outbox_id"])
         return Memory(
             content=row["payload_md"],
@@ -174,7 +174,7 @@ class OutboxWorker:
         for query in self._settling(outcomes):
             settled |= await self._settled(query)
         refused = [(o.outbox_id, int(o.lease_token or 0)) for o in outcomes if o.outbox_id not in settled]
-        lost = await self._db.run(outbox.record_conflicts(refused)) if refused else set()
+        lost = await self._db.run(outbox.record_conflicts.query(refused)) if refused else set()
         failpoint("outbox_worker.after_settle")
         return _counted(outcomes, settled, lost)
 
@@ -183,13 +183,13 @@ class OutboxWorker:
 
     def _settling(self, outcomes: Sequence[Outcome]) -> Iterator[Query[set[int]]]:
         if sent := _only(Sent, outcomes):
-            yield outbox.ack_many(self.worker_id, sent)
+            yield outbox.ack_many.query(self.worker_id, sent)
         if failed := _only(Failed, outcomes):
-            yield outbox.fail_many(self.worker_id, failed)
+            yield outbox.fail_many.query(self.worker_id, failed)
         if dead := _only(Dead, outcomes):
-            yield outbox.dead_many(self.worker_id, dead)
+            yield outbox.dead_many.query(self.worker_id, dead)
         if released := _only(Released, outcomes):
-            yield outbox.release_many(self.worker_id, released)
+            yield outbox.release_many.query(self.worker_id, released)
 
 
 def _only(kind: type[Kind], outcomes: Iterable[Outcome]) -> list[Kind]:

@@ -1,33 +1,46 @@
-"""Governance settings of a project, and the counts that must always agree."""
+"""Governance: a project's settings with their history, and the audit trail of every write.
+
+An audit is final as soon as its outcome is known, and a final audit can be
+neither changed nor removed: the database refuses it.
+"""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from engram.kernel.errors import InputError
 from engram.logbook.config import Config
-from engram.logbook.connection import run
-from engram.postgres.query import Query, Row, any_row, maybe_row, one_row
+from engram.logbook.lifecycle import ACTIONS, audit_status
+from engram.logbook.primitive import primitive
+from engram.postgres.query import Query, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 
 SQL = load_sql("engram.logbook", "governance.sql")
 
 
-def created_settings(project_key: str) -> Query[Row]:
+@primitive
+def get_or_create_settings(project_key: str, config: Config | None = None) -> Query[dict[str, Any]]:
+    """A project's settings; a project nobody configured is closed to team writes."""
     return Query(SQL["get_or_create_settings"], one_row, {"project_key": project_key})
 
 
-def read_settings(project_key: str) -> Query[Row | None]:
+@primitive
+def read_settings(project_key: str, config: Config | None = None) -> Query[dict[str, Any] | None]:
     return Query(SQL["read_settings"], maybe_row, {"project_key": project_key})
 
 
-def changed_settings(
+@primitive
+def upsert_settings(
     project_key: str,
     team_write_enabled: bool,
     policy_json: dict[str, Any] | None = None,
     updated_by: str | None = None,
+    config: Config | None = None,
 ) -> Query[bool]:
+    """Change a project's settings; `policy_json` None leaves the policy as it is."""
     params = {
         "project_key": project_key,
         "team_write_enabled": team_write_enabled,
@@ -37,19 +50,100 @@ def changed_settings(
     return Query(SQL["upsert_settings"], any_row, params)
 
 
-def counts() -> Query[Row]:
-    return Query(SQL["counts"], one_row)
+@primitive
+def settings_history(
+    project_key: str, limit: int = 100, config: Config | None = None
+) -> Query[list[dict[str, Any]]]:
+    """Who changed what, from what to what, newest first."""
+    return Query(SQL["settings_history"], rows, {"project_key": project_key, "limit": limit})
 
 
-def get_or_create_settings(project_key: str, config: Config | None = None) -> dict[str, Any]:
-    return run(created_settings(project_key), config)
-
-
-def upsert_settings(
-    project_key: str,
-    team_write_enabled: bool,
-    policy_json: dict[str, Any] | None = None,
-    updated_by: str | None = None,
+@primitive
+def insert_write_audit(
+    actor_user_id: str | None,
+    target_space: str,
+    action: str,
+    reason: str | None = None,
+    payload_sha: str | None = None,
+    evidence_refs_json: dict[str, Any] | None = None,
     config: Config | None = None,
-) -> bool:
-    return run(changed_settings(project_key, team_write_enabled, policy_json, updated_by), config)
+    *,
+    requested_space: str | None = None,
+    memory_id: str | None = None,
+    correlation_id: str | None = None,
+) -> Query[int]:
+    """One audit row; its status follows from its action. `pending` is to be finalised later."""
+    _check_action(action)
+    params = {
+        "actor_user_id": actor_user_id,
+        "requested_space": requested_space or target_space,
+        "target_space": target_space,
+        "action": action,
+        "reason": reason,
+        "status": audit_status(action),
+        "payload_sha": payload_sha,
+        "memory_id": memory_id,
+        "correlation_id": correlation_id,
+        "evidence_refs_json": Jsonb(evidence_refs_json or {}),
+    }
+    return Query(SQL["insert_audit"], scalar, params)
+
+
+@primitive
+def finalize_write_audit(
+    audit_id: int,
+    action: str,
+    reason: str | None = None,
+    memory_id: str | None = None,
+    evidence_refs_json: dict[str, Any] | None = None,
+    config: Config | None = None,
+) -> Query[bool]:
+    """A pending audit becomes final. False: it was final already, or never was."""
+    _check_action(action)
+    if action == "pending":
+        raise InputError("pending is not an end", fields={"action": "must be a final action"})
+    params = {
+        "audit_id": audit_id,
+        "action": action,
+        "status": audit_status(action),
+        "reason": reason,
+        "memory_id": memory_id,
+        "evidence_refs_json": Jsonb(evidence_refs_json or {}),
+    }
+    return Query(SQL["finalize_audit"], any_row, params)
+
+
+@primitive
+def query_write_audit(
+    since: str | datetime | None = None,
+    limit: int = 100,
+    actor: str | None = None,
+    action: str | None = None,
+    config: Config | None = None,
+    *,
+    reason: str | None = None,
+    correlation_id: str | None = None,
+) -> Query[list[dict[str, Any]]]:
+    """Audits, newest first. `reason` matches by its beginning: "openmemory_write_failed"."""
+    params = {
+        "since": since,
+        "limit": limit,
+        "actor": actor,
+        "action": action,
+        "reason": reason,
+        "correlation_id": correlation_id,
+    }
+    return Query(SQL["query_audit"], rows, params)
+
+
+@primitive
+def invariants(config: Config | None = None) -> Query[list[dict[str, Any]]]:
+    """Each sum that must hold, with both sides and whether they agree."""
+    return Query(SQL["invariants"], rows)
+
+
+def _check_action(action: str) -> None:
+    if action not in ACTIONS:
+        raise InputError(
+            f"{action!r} is no audit action", fields={"action": f"must be one of {', '.join(ACTIONS)}"}
+        )

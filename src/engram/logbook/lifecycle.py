@@ -62,6 +62,19 @@ AUDIT = StateMachine(
 )
 
 
+ACTIONS = {
+    "pending": "begun; exactly while the status is pending",
+    "allow": "stored",
+    "redirect": "parked in the outbox, and nothing else",
+    "reject": "refused by policy, or given up by the worker",
+    "error": "a failed attempt",
+    "dedup": "the same content was on its way already",
+    "retry": "a delivery that will be tried again",
+    "conflict": "a settle refused because the lease was lost",
+    "stale": "a lease that nobody let go of",
+}
+
+
 def audit_status(action: str) -> str:
     """The status an audit has by its action; only `pending` may change later."""
     return {"pending": "pending", "redirect": "redirected", "error": "failed"}.get(action, "success")

@@ -1,39 +1,84 @@
-"""What engram itself knows of every memory: enough to answer when the memory server cannot."""
+"""What engram itself knows of every memory: enough to answer when the memory server cannot.
+
+A memory is one content in one space: `intent` while it is being written,
+`stored` or `parked` after, `forgotten` when somebody asked for that, after
+which the same content may be stored anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from engram.logbook.config import Config
+from engram.logbook.primitive import primitive
 from engram.postgres.query import Query, Row, maybe_row, rows
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import any_of, tokenize
 
 SQL = load_sql("engram.logbook", "memories.sql")
 
-_MAX_ASKED_TOKENS = 64
+MAX_ASKED_WORDS = 32
+# Enough candidates for a good order, few enough to rank in milliseconds.
+ENOUGH_CANDIDATES = 500
 
 
-def search(text: str, *, spaces: Sequence[str], states: Sequence[str], limit: int) -> Query[list[Row]]:
+@primitive
+def search(
+    text: str,
+    spaces: Sequence[str],
+    states: Sequence[str] = ("stored", "parked"),
+    limit: int = 10,
+    config: Config | None = None,
+) -> Query[list[dict[str, Any]]]:
+    """Words, best first, within the given spaces and states; CJK text by pairs of characters."""
+    words = list(dict.fromkeys(tokenize(text)))[:MAX_ASKED_WORDS]
     params = {
-        "asked": any_of(tokenize(text)[:_MAX_ASKED_TOKENS]),
+        "asked": [any_of([word]) for word in words],
         "spaces": list(spaces),
         "states": list(states),
         "limit": limit,
+        "enough": ENOUGH_CANDIDATES,
     }
     return Query(SQL["search"], rows, params)
 
 
-def by_memory_ids(memory_ids: Sequence[str], *, spaces: Sequence[str]) -> Query[list[Row]]:
+@primitive
+def by_memory_ids(
+    memory_ids: Sequence[str], spaces: Sequence[str], config: Config | None = None
+) -> Query[list[dict[str, Any]]]:
     return Query(SQL["by_memory_ids"], rows, {"memory_ids": list(memory_ids), "spaces": list(spaces)})
 
 
-def stored_content(target_space: str, payload_sha: str) -> Query[Row | None]:
-    return Query(SQL["stored_content"], maybe_row, {"target_space": target_space, "payload_sha": payload_sha})
+@primitive
+def by_content(
+    target_space: str, payload_sha: str, config: Config | None = None
+) -> Query[dict[str, Any] | None]:
+    return Query(SQL["by_content"], maybe_row, {"target_space": target_space, "payload_sha": payload_sha})
 
 
-def records_of(outbox_ids: Sequence[int]) -> Query[dict[int, int]]:
+@primitive
+def records_of(outbox_ids: Sequence[int], config: Config | None = None) -> Query[dict[int, int]]:
     """memory_record_id by outbox_id."""
-    return Query(SQL["record_of_outbox"], _by_outbox, {"outbox_ids": list(outbox_ids)})
+    return Query(SQL["records_of"], _by_outbox, {"outbox_ids": list(outbox_ids)})
+
+
+@primitive
+def forget(
+    memory_record_id: int,
+    actor_user_id: str,
+    reason: str = "memory_forget",
+    correlation_id: str | None = None,
+    config: Config | None = None,
+) -> Query[dict[str, Any] | None]:
+    """None: there is no such memory, or it is being written, or it was forgotten before."""
+    params = {
+        "memory_record_id": memory_record_id,
+        "actor_user_id": actor_user_id,
+        "reason": reason,
+        "correlation_id": correlation_id,
+    }
+    return Query(SQL["forget"], maybe_row, params)
 
 
 def _by_outbox(found: list[Row]) -> dict[int, int]:

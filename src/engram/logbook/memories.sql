@@ -1,14 +1,39 @@
 -- name: search
--- Words in the memories of the given spaces and states, best first.
-SELECT memory_record_id, target_space, payload_md, kind, meta_json, actor_user_id, state,
-       memory_id, outbox_id, created_at,
-       ts_rank(words, %(asked)s::tsquery)::float8 AS score
-FROM logbook.memories
-WHERE target_space = ANY(%(spaces)s)
-  AND state = ANY(%(states)s)
-  AND words @@ %(asked)s::tsquery
-ORDER BY score DESC, memory_record_id DESC
-LIMIT %(limit)s;
+-- Memories of the given spaces and states: the rarest words choose the candidates, all words rank them.
+--
+-- Ranking every row that has a common word is slow, so no word brings in more
+-- than `enough` rows, and a common word brings in none once rarer ones have
+-- brought enough. Each look-up is MATERIALIZED because a LIMIT in sight makes
+-- the planner walk the table.
+WITH found AS MATERIALIZED (
+    SELECT word, hit.memory_record_id
+    FROM unnest(%(asked)s::tsquery[]) AS word
+    CROSS JOIN LATERAL (
+        WITH every AS MATERIALIZED (
+            SELECT memory_record_id FROM logbook.memories
+            WHERE words @@ word AND target_space = ANY(%(spaces)s) AND state = ANY(%(states)s)
+        )
+        SELECT memory_record_id FROM every LIMIT %(enough)s
+    ) AS hit
+), weighed AS MATERIALIZED (
+    SELECT word, 1 / ln(2 + count(*)) AS weight,
+           sum(count(*)) OVER (ORDER BY count(*), word) - count(*) AS rows_of_rarer
+    FROM found GROUP BY word
+), candidate AS (
+    SELECT DISTINCT found.memory_record_id
+    FROM found JOIN weighed USING (word)
+    WHERE weighed.rows_of_rarer < %(enough)s
+), ranked AS (
+    SELECT m.memory_record_id, sum(weighed.weight * ts_rank(m.words, weighed.word)) AS score
+    FROM candidate JOIN logbook.memories m USING (memory_record_id) CROSS JOIN weighed
+    GROUP BY m.memory_record_id
+    ORDER BY score DESC, m.memory_record_id DESC
+    LIMIT %(limit)s
+)
+SELECT m.memory_record_id, m.target_space, m.payload_md, m.kind, m.meta_json, m.actor_user_id, m.state,
+       m.memory_id, m.outbox_id, m.created_at, ranked.score::float8 AS score
+FROM ranked JOIN logbook.memories m USING (memory_record_id)
+ORDER BY ranked.score DESC, m.memory_record_id DESC;
 
 -- name: by_memory_ids
 -- What engram knows of the memory server's hits, within the spaces the caller may read.
@@ -19,11 +44,41 @@ WHERE memory_id = ANY(%(memory_ids)s)
   AND state = 'stored'
 ORDER BY memory_record_id;
 
--- name: stored_content
--- The stored memory with this content, if another write brought it there.
-SELECT memory_record_id, memory_id FROM logbook.memories
-WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s AND state = 'stored';
+-- name: by_content
+-- The memory with this content in this space, unless it was forgotten.
+SELECT memory_record_id, target_space, payload_sha, kind, meta_json, actor_user_id, state, memory_id,
+       audit_id, outbox_id, created_at, updated_at
+FROM logbook.memories
+WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s AND state <> 'forgotten';
 
--- name: record_of_outbox
--- The memory an outbox row stands for.
+-- name: records_of
+-- The memories that outbox rows stand for.
 SELECT outbox_id, memory_record_id FROM logbook.memories WHERE outbox_id = ANY(%(outbox_ids)s);
+
+-- name: forget
+-- A memory becomes unreadable at once, its outbox row is never sent, and the audit says who asked.
+WITH asked AS MATERIALIZED (
+    SELECT memory_record_id, outbox_id FROM logbook.memories
+    WHERE memory_record_id = %(memory_record_id)s AND state IN ('stored', 'parked')
+), stamped AS (
+    UPDATE logbook.outbox_memory o
+    SET forgotten_at = now(), updated_at = now()
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id AND o.forgotten_at IS NULL
+    RETURNING o.outbox_id
+), forgotten AS (
+    UPDATE logbook.memories m
+    SET state = 'forgotten', updated_at = now()
+    FROM asked LEFT JOIN stamped ON stamped.outbox_id = asked.outbox_id
+    WHERE m.memory_record_id = asked.memory_record_id AND m.state IN ('stored', 'parked')
+    RETURNING m.*
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha, memory_id,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT %(actor_user_id)s, target_space, target_space, 'allow', %(reason)s, 'success', payload_sha,
+           memory_id, %(correlation_id)s,
+           jsonb_build_object('extra', jsonb_build_object('correlation_id', %(correlation_id)s::text)), now()
+    FROM forgotten
+)
+SELECT memory_record_id, target_space, memory_id, outbox_id FROM forgotten;

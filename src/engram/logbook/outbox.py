@@ -1,13 +1,14 @@
 """The outbox: memories that are still to reach the memory server.
 
-A worker leases rows (`claim`), delivers them, and settles each as sent, failed
-or dead. Only the holder of a live lease can settle: every settling statement
-checks the row's `locked_by`, that the lease is not over, and the `lease_token`
-that the claim drew. A lost lease is answered with `False`, never raised.
+A worker leases rows (`claim_outbox`), delivers them, and settles each as sent,
+failed or dead. Only the holder of a live lease can settle: every settling
+statement checks the row's `locked_by`, that the lease is not over, and the
+`lease_token` that the claim drew. A lost lease is answered with `False`, never
+raised.
 
-The `*_many` queries judge each row on its own and write the worker's audits in
-the same statement; the specification's single functions are the same
-statements for one row, without audits.
+The `*_many` forms judge each row on its own and write the worker's audits in
+the same statement; the single forms are the same statements for one row,
+without audits.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from engram.kernel.content import payload_sha as sha_of
+from engram.kernel.content import why_unstorable
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
-from engram.logbook.connection import run
-from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, scalar
+from engram.logbook.primitive import primitive
+from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
 
 SQL = load_sql("engram.logbook", "outbox.sql")
+
+_MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,27 @@ class Released:
     ambiguous: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The row that now carries a dead row's content. `fresh` False: one carried it already."""
+
+    outbox_id: int
+    fresh: bool
+
+
 Settlement = Sent | Failed | Dead | Released
 D = TypeVar("D", Sent, Failed, Dead, Released)
 
 
-def enqueue(
-    payload_md: str, target_space: str, item_id: int | None = None, last_error: str | None = None
+@primitive
+def enqueue_memory(
+    payload_md: str,
+    target_space: str,
+    item_id: int | None = None,
+    last_error: str | None = None,
+    config: Config | None = None,
 ) -> Query[int]:
+    """Put a memory in the outbox; content that is there already keeps its id."""
     _check_content(payload_md, target_space)
     params = {
         "target_space": target_space,
@@ -91,7 +109,41 @@ def enqueue(
     return Query(SQL["enqueue"], scalar, params)
 
 
-def claim(worker_id: str, limit: int, lease_seconds: int) -> Query[list[Row]]:
+@primitive
+def enqueue_many(memories: Iterable[tuple[str, str]], config: Config | None = None) -> Query[list[int]]:
+    """Queue many `(payload_md, target_space)` in one statement; their ids, in the order given."""
+    given = list(memories)
+    for payload_md, target_space in given:
+        _check_content(payload_md, target_space)
+    keys = [(space, sha_of(payload)) for payload, space in given]
+    distinct = sorted(dict(zip(keys, given, strict=True)).items())
+    params = {
+        "target_spaces": [space for (space, _), _ in distinct],
+        "payload_shas": [sha for (_, sha), _ in distinct],
+        "payloads": [payload for _, (payload, _) in distinct],
+        "words": [tsvector(tokenize(payload)) for _, (payload, _) in distinct],
+    }
+
+    def in_order(found: list[Row]) -> list[int]:
+        ids = {(row["target_space"], row["payload_sha"]): row["outbox_id"] for row in found}
+        return [ids[key] for key in keys]
+
+    return Query(SQL["enqueue_many"], in_order, params)
+
+
+@primitive
+def check_dedup(
+    target_space: str, payload_sha: str, config: Config | None = None
+) -> Query[dict[str, Any] | None]:
+    """The sent row with this content, if there is one."""
+    return Query(SQL["check_dedup"], maybe_row, {"target_space": target_space, "payload_sha": payload_sha})
+
+
+@primitive
+def claim_outbox(
+    worker_id: str, limit: int = 10, lease_seconds: int = 60, config: Config | None = None
+) -> Query[list[dict[str, Any]]]:
+    """Lease up to `limit` due rows, oldest first; safe with any number of workers."""
     if limit < 1 or lease_seconds < 1 or not worker_id:
         raise OutboxInvalid(
             "a claim needs a worker id, a limit and a lease length",
@@ -101,24 +153,145 @@ def claim(worker_id: str, limit: int, lease_seconds: int) -> Query[list[Row]]:
     return Query(SQL["claim"], _oldest_first, params)
 
 
-def renew(outbox_id: int, worker_id: str, lease_token: int | None = None) -> Query[bool]:
+@primitive
+def ack_sent(
+    outbox_id: int,
+    worker_id: str,
+    memory_id: str | None = None,
+    config: Config | None = None,
+    *,
+    lease_token: int | None = None,
+) -> Query[bool]:
+    """pending -> sent. False: the lease is over, lost, or the row is settled."""
+    return _ack(worker_id, [Sent(outbox_id, lease_token, memory_id)], any_row, audited=False)
+
+
+@primitive
+def fail_retry(
+    outbox_id: int,
+    worker_id: str,
+    error: str,
+    next_attempt_at: datetime | str,
+    config: Config | None = None,
+    *,
+    lease_token: int | None = None,
+) -> Query[bool]:
+    """Count a failed try and wait until `next_attempt_at`, which the caller computes."""
+    failed = Failed(outbox_id, lease_token, error, next_attempt_at=next_attempt_at)
+    return _fail(worker_id, [failed], any_row, audited=False)
+
+
+@primitive
+def mark_dead_by_worker(
+    outbox_id: int,
+    worker_id: str,
+    error: str,
+    config: Config | None = None,
+    *,
+    lease_token: int | None = None,
+) -> Query[bool]:
+    """pending -> dead."""
+    return _dead(worker_id, [Dead(outbox_id, lease_token, error)], any_row, audited=False)
+
+
+@primitive
+def renew_lease(
+    outbox_id: int, worker_id: str, config: Config | None = None, *, lease_token: int | None = None
+) -> Query[bool]:
+    """Start the lease anew; a holder may be late as long as nobody has taken the row."""
     params = {"outbox_id": outbox_id, "worker_id": worker_id, "lease_token": lease_token}
     return Query(SQL["renew"], any_row, params)
 
 
-def release_many(worker_id: str, leases: Iterable[Released]) -> Query[set[int]]:
-    asked = _distinct(leases)
-    params = {
-        **_leases(worker_id, asked),
-        "errors": [None if d.error is None else _trimmed(d.error) for d in asked],
-        "delays": [d.delay for d in asked],
-        "ambiguous": [d.ambiguous for d in asked],
-    }
-    return Query(SQL["release_many"], _ids, params)
+@primitive
+def release_lease(
+    outbox_id: int,
+    worker_id: str,
+    delay_seconds: float = 0.0,
+    config: Config | None = None,
+    *,
+    lease_token: int | None = None,
+) -> Query[bool]:
+    """Hand a row back without counting a try, optionally not before `delay_seconds` from now."""
+    return _release(worker_id, [Released(outbox_id, lease_token, delay=delay_seconds)], any_row)
 
 
-def ack_many(worker_id: str, deliveries: Iterable[Sent], *, audited: bool = True) -> Query[set[int]]:
+@primitive
+def ack_many(worker_id: str, deliveries: Iterable[Sent], config: Config | None = None) -> Query[set[int]]:
     """The ids that were settled; the others' leases were lost."""
+    return _ack(worker_id, deliveries, _ids, audited=True)
+
+
+@primitive
+def fail_many(worker_id: str, deliveries: Iterable[Failed], config: Config | None = None) -> Query[set[int]]:
+    return _fail(worker_id, deliveries, _ids, audited=True)
+
+
+@primitive
+def dead_many(worker_id: str, deliveries: Iterable[Dead], config: Config | None = None) -> Query[set[int]]:
+    return _dead(worker_id, deliveries, _ids, audited=True)
+
+
+@primitive
+def release_many(worker_id: str, leases: Iterable[Released], config: Config | None = None) -> Query[set[int]]:
+    return _release(worker_id, leases, _ids)
+
+
+@primitive
+def record_conflicts(leases: Iterable[tuple[int, int]], config: Config | None = None) -> Query[set[int]]:
+    """The ids that really were lost; the others had been settled under this very lease."""
+    held = sorted(dict(leases).items())
+    params = {
+        "outbox_ids": [outbox_id for outbox_id, _ in held],
+        "lease_tokens": [token for _, token in held],
+    }
+    return Query(SQL["record_conflicts"], _ids, params)
+
+
+@primitive
+def requeue(
+    outbox_id: int, requested_by: str | None = None, config: Config | None = None
+) -> Query[Requeued | None]:
+    """Try a dead row's content again, as a new row with its own redirect audit.
+
+    The dead row stays as it is. None: there is no dead row with this id.
+    """
+    return Query(SQL["requeue"], _requeued, {"outbox_id": outbox_id, "requested_by": requested_by})
+
+
+@primitive
+def get(outbox_id: int, config: Config | None = None) -> Query[dict[str, Any] | None]:
+    return Query(SQL["get"], maybe_row, {"outbox_id": outbox_id})
+
+
+@primitive
+def list_rows(
+    status: str | None = None,
+    target_space: str | None = None,
+    older_than_seconds: float | None = None,
+    text: str | None = None,
+    limit: int = 100,
+    after_id: int = 0,
+    config: Config | None = None,
+) -> Query[list[dict[str, Any]]]:
+    """Rows by status, space, age and a text in payload or error, oldest first, a page at a time."""
+    params = {
+        "status": status,
+        "target_space": target_space,
+        "older_than_seconds": older_than_seconds,
+        "text": text,
+        "limit": limit,
+        "after_id": after_id,
+    }
+    return Query(SQL["list"], rows, params)
+
+
+@primitive
+def stats(config: Config | None = None) -> Query[dict[str, Any]]:
+    return Query(SQL["stats"], one_row)
+
+
+def _ack(worker_id: str, deliveries: Iterable[Sent], read: Any, *, audited: bool) -> Query[Any]:
     asked = _distinct(deliveries)
     params = {
         **_leases(worker_id, asked),
@@ -126,10 +299,10 @@ def ack_many(worker_id: str, deliveries: Iterable[Sent], *, audited: bool = True
         "memory_ids": [d.memory_id for d in asked],
         "reasons": [d.reason for d in asked],
     }
-    return Query(SQL["ack_many"], _ids, params)
+    return Query(SQL["ack_many"], read, params)
 
 
-def fail_many(worker_id: str, deliveries: Iterable[Failed], *, audited: bool = True) -> Query[set[int]]:
+def _fail(worker_id: str, deliveries: Iterable[Failed], read: Any, *, audited: bool) -> Query[Any]:
     asked = _distinct(deliveries)
     params = {
         **_leases(worker_id, asked),
@@ -140,10 +313,10 @@ def fail_many(worker_id: str, deliveries: Iterable[Failed], *, audited: bool = T
         "ambiguous": [d.ambiguous for d in asked],
         "reasons": [d.reason for d in asked],
     }
-    return Query(SQL["fail_many"], _ids, params)
+    return Query(SQL["fail_many"], read, params)
 
 
-def dead_many(worker_id: str, deliveries: Iterable[Dead], *, audited: bool = True) -> Query[set[int]]:
+def _dead(worker_id: str, deliveries: Iterable[Dead], read: Any, *, audited: bool) -> Query[Any]:
     asked = _distinct(deliveries)
     params = {
         **_leases(worker_id, asked),
@@ -151,103 +324,18 @@ def dead_many(worker_id: str, deliveries: Iterable[Dead], *, audited: bool = Tru
         "errors": [_trimmed(d.error) for d in asked],
         "reasons": [d.reason for d in asked],
     }
-    return Query(SQL["dead_many"], _ids, params)
+    return Query(SQL["dead_many"], read, params)
 
 
-def record_conflicts(leases: Iterable[tuple[int, int]]) -> Query[set[int]]:
-    """The ids that really were lost; the others had been settled under this very lease."""
-    held = sorted(dict(leases).items())
+def _release(worker_id: str, leases: Iterable[Released], read: Any) -> Query[Any]:
+    asked = _distinct(leases)
     params = {
-        "outbox_ids": [outbox_id for outbox_id, _ in held],
-        "lease_tokens": [token for _, token in held],
+        **_leases(worker_id, asked),
+        "errors": [None if d.error is None else _trimmed(d.error) for d in asked],
+        "delays": [d.delay for d in asked],
+        "ambiguous": [d.ambiguous for d in asked],
     }
-    return Query(SQL["record_conflicts"], _ids, params)
-
-
-def dedup(target_space: str, payload_sha: str) -> Query[Row | None]:
-    return Query(SQL["check_dedup"], maybe_row, {"target_space": target_space, "payload_sha": payload_sha})
-
-
-def get(outbox_id: int) -> Query[Row | None]:
-    return Query(SQL["get"], maybe_row, {"outbox_id": outbox_id})
-
-
-def stats() -> Query[Row]:
-    return Query(SQL["stats"], one_row)
-
-
-# The specification's functions: synchronous, one row each.
-
-
-def enqueue_memory(
-    payload_md: str,
-    target_space: str,
-    item_id: int | None = None,
-    last_error: str | None = None,
-    config: Config | None = None,
-) -> int:
-    """Put a memory in the outbox; content that is there already keeps its id."""
-    return run(enqueue(payload_md, target_space, item_id, last_error), config)
-
-
-def check_dedup(target_space: str, payload_sha: str, config: Config | None = None) -> dict[str, Any] | None:
-    """The sent row with this content, if there is one."""
-    return run(dedup(target_space, payload_sha), config)
-
-
-def claim_outbox(
-    worker_id: str, limit: int = 10, lease_seconds: int = 60, config: Config | None = None
-) -> list[dict[str, Any]]:
-    """Lease up to `limit` due rows, oldest first; safe with any number of workers."""
-    return run(claim(worker_id, limit, lease_seconds), config)
-
-
-def ack_sent(
-    outbox_id: int,
-    worker_id: str,
-    memory_id: str | None = None,
-    config: Config | None = None,
-    *,
-    lease_token: int | None = None,
-) -> bool:
-    """pending -> sent. False: the lease is over, lost, or the row is settled."""
-    return bool(run(ack_many(worker_id, [Sent(outbox_id, lease_token, memory_id)], audited=False), config))
-
-
-def fail_retry(
-    outbox_id: int,
-    worker_id: str,
-    error: str,
-    next_attempt_at: datetime | str,
-    config: Config | None = None,
-    *,
-    lease_token: int | None = None,
-) -> bool:
-    """Count a failed try and wait until `next_attempt_at`, which the caller computes."""
-    failed = Failed(outbox_id, lease_token, error, next_attempt_at=next_attempt_at)
-    return bool(run(fail_many(worker_id, [failed], audited=False), config))
-
-
-def mark_dead_by_worker(
-    outbox_id: int,
-    worker_id: str,
-    error: str,
-    config: Config | None = None,
-    *,
-    lease_token: int | None = None,
-) -> bool:
-    """pending -> dead."""
-    return bool(run(dead_many(worker_id, [Dead(outbox_id, lease_token, error)], audited=False), config))
-
-
-def renew_lease(
-    outbox_id: int, worker_id: str, config: Config | None = None, *, lease_token: int | None = None
-) -> bool:
-    """Start the lease anew; a holder may be late as long as nobody has taken the row."""
-    return run(renew(outbox_id, worker_id, lease_token), config)
-
-
-_MAX_ERROR = 2000
+    return Query(SQL["release_many"], read, params)
 
 
 def _trimmed(error: str) -> str:
@@ -258,10 +346,12 @@ def _check_content(payload_md: str, target_space: str) -> None:
     wrong = {}
     if not payload_md.strip():
         wrong["payload_md"] = "must not be empty"
-    elif "\x00" in payload_md:
-        wrong["payload_md"] = "must not contain NUL characters"
+    elif problem := why_unstorable(payload_md):
+        wrong["payload_md"] = problem
     if not target_space.strip():
         wrong["target_space"] = "must not be empty"
+    elif problem := why_unstorable(target_space):
+        wrong["target_space"] = problem
     if wrong:
         raise OutboxInvalid("the memory cannot be queued", fields=wrong)
 
@@ -272,6 +362,10 @@ def _oldest_first(found: list[Row]) -> list[Row]:
 
 def _ids(found: list[Row]) -> set[int]:
     return {row["outbox_id"] for row in found}
+
+
+def _requeued(found: list[Row]) -> Requeued | None:
+    return Requeued(**found[0]) if found else None
 
 
 def _distinct(deliveries: Iterable[D]) -> list[D]:

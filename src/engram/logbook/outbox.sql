@@ -233,3 +233,72 @@ SELECT count(*) FILTER (WHERE status = 'pending') AS pending,
        COALESCE(EXTRACT(epoch FROM now() - min(created_at) FILTER (WHERE status = 'pending')), 0)::float8
            AS oldest_pending_seconds
 FROM logbook.outbox_memory;
+
+-- name: enqueue_many
+-- Put many contents in the outbox at once; each follows the rules of a single enqueue.
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(%(target_spaces)s::text[], %(payload_shas)s::text[],
+                         %(payloads)s::text[], %(words)s::tsvector[])
+        AS t (target_space, payload_sha, payload_md, words)
+), queued AS (
+    INSERT INTO logbook.outbox_memory AS o (target_space, payload_sha, payload_md)
+    SELECT target_space, payload_sha, payload_md FROM given
+    ON CONFLICT (target_space, payload_sha) WHERE status <> 'dead' AND forgotten_at IS NULL
+    DO UPDATE SET updated_at = o.updated_at
+    RETURNING outbox_id, target_space, payload_sha, status
+), memory AS (
+    INSERT INTO logbook.memories AS m (target_space, payload_sha, payload_md, state, outbox_id, words)
+    SELECT given.target_space, given.payload_sha, given.payload_md, 'parked', queued.outbox_id, given.words
+    FROM given JOIN queued USING (target_space, payload_sha)
+    WHERE queued.status = 'pending'
+    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'parked' THEN EXCLUDED.outbox_id ELSE m.outbox_id END
+)
+SELECT outbox_id, target_space, payload_sha FROM queued;
+
+-- name: requeue
+-- A dead row's content as a new row with its redirect audit; or the live row that has it already.
+WITH dead AS MATERIALIZED (
+    SELECT o.*, nextval('logbook.outbox_memory_outbox_id_seq') AS drawn_id,
+           nextval('governance.write_audit_audit_id_seq') AS drawn_audit_id
+    FROM logbook.outbox_memory o
+    WHERE o.outbox_id = %(outbox_id)s AND o.status = 'dead' AND o.forgotten_at IS NULL
+), queued AS (
+    INSERT INTO logbook.outbox_memory AS o
+        (outbox_id, target_space, payload_sha, payload_md, item_id, ambiguous, requeued_from,
+         correlation_id, actor_user_id, kind, meta_json, evidence_refs_json)
+    SELECT drawn_id, target_space, payload_sha, payload_md, item_id, ambiguous, outbox_id,
+           correlation_id, actor_user_id, kind, meta_json, evidence_refs_json
+    FROM dead
+    ON CONFLICT (target_space, payload_sha) WHERE status <> 'dead' AND forgotten_at IS NULL
+    DO UPDATE SET updated_at = o.updated_at
+    RETURNING outbox_id
+), audit AS (
+    INSERT INTO governance.write_audit
+        (audit_id, actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT drawn_audit_id, COALESCE(%(requested_by)s, actor_user_id), target_space, target_space,
+           'redirect', 'outbox_requeued', 'redirected', payload_sha, correlation_id,
+           evidence_refs_json || jsonb_build_object('outbox_id', queued.outbox_id), now()
+    FROM dead JOIN queued ON queued.outbox_id = dead.drawn_id
+), memory AS (
+    UPDATE logbook.memories m
+    SET outbox_id = queued.outbox_id, updated_at = now()
+    FROM dead, queued
+    WHERE m.target_space = dead.target_space AND m.payload_sha = dead.payload_sha AND m.state = 'parked'
+)
+SELECT queued.outbox_id, queued.outbox_id = dead.drawn_id AS fresh FROM queued, dead;
+
+-- name: list
+-- Rows by status, space, age and text, in the order they came.
+SELECT * FROM logbook.outbox_memory
+WHERE outbox_id > %(after_id)s
+  AND (%(status)s::text IS NULL OR status = %(status)s)
+  AND (%(target_space)s::text IS NULL OR target_space = %(target_space)s)
+  AND (%(older_than_seconds)s::float8 IS NULL
+       OR created_at <= now() - make_interval(secs => %(older_than_seconds)s))
+  AND (%(text)s::text IS NULL
+       OR strpos(lower(payload_md), lower(%(text)s)) > 0
+       OR strpos(lower(COALESCE(last_error, '')), lower(%(text)s)) > 0)
+ORDER BY outbox_id
+LIMIT %(limit)s;

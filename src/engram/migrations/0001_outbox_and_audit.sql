@@ -31,9 +31,7 @@ CREATE TABLE governance.write_audit (
     CONSTRAINT write_audit_status_known CHECK (status IN ('pending', 'success', 'redirected', 'failed')),
     CONSTRAINT write_audit_pending_is_pending CHECK ((action = 'pending') = (status = 'pending')),
     CONSTRAINT write_audit_redirect_is_parked CHECK ((action = 'redirect') = (status = 'redirected')),
-    CONSTRAINT write_audit_final_has_time CHECK ((status = 'pending') = (finalized_at IS NULL)),
-    CONSTRAINT write_audit_redirect_names_row CHECK
-        (action <> 'redirect' OR evidence_refs_json ? 'outbox_id')
+    CONSTRAINT write_audit_final_has_time CHECK ((status = 'pending') = (finalized_at IS NULL))
 );
 CREATE INDEX write_audit_pending ON governance.write_audit (created_at) WHERE status = 'pending';
 CREATE INDEX write_audit_by_time ON governance.write_audit (created_at);

@@ -41,7 +41,7 @@ async def prometheus() -> Response:
 
 async def _database(services: Services) -> str:
     try:
-        await services.db.run(governance.read_settings(services.settings.project_key))
+        await services.db.run(governance.read_settings.query(services.settings.project_key))
     except EngramError as error:
         return f"failed: {error.message}"
     return "ok"
