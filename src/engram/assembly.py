@@ -49,12 +49,23 @@ def addresses(settings: Settings, on_progress: Progress = _silent) -> Iterator[S
         if dsn is None:
             dsn = held.enter_context(EmbeddedPostgres(settings.data_dir, on_progress=on_progress)).dsn()
             migrate_all(dsn, on_progress)
-        url = settings.openmemory_base_url or f"http://127.0.0.1:{memory_port(settings.data_dir)}"
-        key = settings.openmemory_api_key
-        if key is None and settings.openmemory_base_url is None:
-            key = memory_api_key(settings.data_dir)
-        hide(key)
-        yield replace(settings, postgres_dsn=dsn, openmemory_base_url=url, openmemory_api_key=key)
+        yield with_memory_server(replace(settings, postgres_dsn=dsn))
+
+
+def with_memory_server(settings: Settings) -> Settings:
+    """The configured memory server, or the embedded one of this data folder."""
+    if settings.openmemory_base_url is not None:
+        hide(settings.openmemory_api_key)
+        return settings
+    key = settings.openmemory_api_key or memory_api_key(settings.data_dir)
+    hide(key)
+    url = f"http://127.0.0.1:{memory_port(settings.data_dir)}"
+    return replace(settings, openmemory_base_url=url, openmemory_api_key=key)
+
+
+def has_memory_server(data_dir: Path) -> bool:
+    """Whether an embedded memory server was ever started in this data folder."""
+    return _port_file(data_dir).exists()
 
 
 def memory_api_key(data_dir: Path) -> str:
@@ -64,7 +75,7 @@ def memory_api_key(data_dir: Path) -> str:
 
 def memory_port(data_dir: Path) -> int:
     """The embedded memory server's port: a free one, chosen once, so that restarts keep it."""
-    return int(_kept(data_dir / "memory" / "port", lambda: str(free_port())))
+    return int(_kept(_port_file(data_dir), lambda: str(free_port())))
 
 
 def own_migrations() -> list[Migration]:
@@ -138,6 +149,10 @@ def _dsn(settings: Settings) -> str:
     if settings.postgres_dsn is None:
         raise ConfigError("POSTGRES_DSN is not set", hint="e.g. postgresql://engram@db.internal/engram")
     return settings.postgres_dsn
+
+
+def _port_file(data_dir: Path) -> Path:
+    return data_dir / "memory" / "port"
 
 
 def _kept(path: Path, make: Callable[[], str]) -> str:

@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -181,24 +181,19 @@ class Stack:
         self._held.callback(os.close, self._write_fd)
 
     def _start_parts(self) -> None:
-        environment = {**os.environ, **as_environment(self.settings)}
-        data_dir = self.settings.data_dir
+        addressed = assembly.with_memory_server(self.settings)
         if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
             self.on_progress("starting PostgreSQL")
-            self.postgres = EmbeddedPostgres(data_dir, on_progress=self.on_progress)
+            self.postgres = EmbeddedPostgres(self.settings.data_dir, on_progress=self.on_progress)
             self._held.enter_context(self.postgres)
-        if self.settings.postgres_dsn is None and self.postgres:
-            environment["POSTGRES_DSN"] = self.postgres.dsn()
+            addressed = replace(addressed, postgres_dsn=self.settings.postgres_dsn or self.postgres.dsn())
         if self.settings.redis_url is None:
             self.on_progress("starting Redis")
-            self.redis = EmbeddedRedis(data_dir, on_progress=self.on_progress)
+            self.redis = EmbeddedRedis(self.settings.data_dir, on_progress=self.on_progress)
             self._held.enter_context(self.redis)
-            environment["REDIS_URL"] = self.redis.url()
-        if self.settings.openmemory_base_url is None:
-            environment["OPENMEMORY_BASE_URL"] = f"http://127.0.0.1:{assembly.memory_port(data_dir)}"
-            environment["OPENMEMORY_API_KEY"] = assembly.memory_api_key(data_dir)
-        self.environment = environment
-        assembly.migrate_all(environment["POSTGRES_DSN"], self.on_progress)
+            addressed = replace(addressed, redis_url=self.redis.url())
+        self.environment = {**os.environ, **as_environment(addressed)}
+        assembly.migrate_all(self.dsn, self.on_progress)
 
     def _plan_children(self) -> None:
         roles = {"gateway": ["serve"], "outbox worker": ["worker", "outbox"]}
@@ -243,7 +238,7 @@ class Stack:
     def _mend(self) -> None:
         for part in (self.postgres, self.redis):
             if part is not None and not part.is_alive():
-                self.on_progress(f"{type(part).__name__} died; starting it again")
+                self.on_progress(f"{part.title} died; starting it again")
                 part.start()
         for child in self.children.values():
             if not child.held_down and not child.running:

@@ -178,6 +178,18 @@ def test_commands_of_a_second_terminal(stack: Up) -> None:
     assert "payload_md" in refused.stderr
 
 
+def test_the_doctor_examines_every_part_and_the_invariants(stack: Up, tmp_path: Path) -> None:
+    well = run_engram("doctor", env=stack.env)
+    assert well.returncode == 0, well.stdout
+    for part in ("PostgreSQL", "schema", "Redis", "memory server", "gateway", "outbox"):
+        assert f"✓ {part}" in well.stdout
+    assert well.stdout.count("✓ invariant: ") == 7
+    ill = run_engram("doctor", env=environment(ENGRAM_DATA_DIR=str(tmp_path), GATEWAY_PORT=str(free_port())))
+    assert ill.returncode == 1
+    assert "engram up" in ill.stdout
+    assert "Traceback" not in ill.stderr
+
+
 def test_a_second_up_on_the_same_folder_is_told_so(stack: Up) -> None:
     second = run_engram("up", env={**stack.env, "GATEWAY_PORT": str(free_port())})
     assert second.returncode == 1

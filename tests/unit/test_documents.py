@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engram.kernel.failpoints import FAILPOINTS
 from engram.logbook.lifecycle import OUTBOX
 
-ARCHITECTURE = (Path(__file__).parents[2] / "docs/architecture.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
 
 
-def test_the_lease_diagram_is_the_state_machines_own() -> None:
-    assert f"```mermaid\n{OUTBOX.mermaid()}```" in ARCHITECTURE
+@pytest.mark.parametrize("document", ["architecture.md", "lease-protocol.md"])
+def test_the_lease_diagram_is_the_state_machines_own(document: str) -> None:
+    assert f"```mermaid\n{OUTBOX.mermaid()}```" in (DOCS / document).read_text("utf-8")
 
 
 def test_every_failpoint_is_explained() -> None:

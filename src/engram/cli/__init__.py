@@ -39,6 +39,7 @@ app.command("redis-cli", context_settings={"allow_extra_args": True, "ignore_unk
 app.command("store")(memory.store)
 app.command("query")(memory.query)
 app.command("mcp-config")(memory.mcp_config)
+app.command("doctor")(database.doctor)
 app.command("settings")(database.settings)
 
 

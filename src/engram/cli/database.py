@@ -74,6 +74,22 @@ def redis_cli(context: typer.Context) -> None:
     os.execv(binary, [binary, *where, *context.args])  # noqa: S606 - no shell is wanted
 
 
+def doctor() -> None:
+    """Say how every part is, and check the invariants; exit 1 if anything is wrong."""
+    from engram.cli.doctor import examine
+    from engram.kernel import logs
+    from engram.kernel.settings import Settings
+
+    logs.configure("error")
+    well = True
+    for finding in examine(Settings.load()):
+        well = well and finding.ok
+        print(f"{'✓' if finding.ok else '✗'} {finding.part:<52} {finding.told}", flush=True)
+        if finding.next_step:
+            print(f"    {finding.next_step}", flush=True)
+    raise typer.Exit(0 if well else 1)
+
+
 def settings() -> None:
     """List every setting: its name, its value here, and what it is for."""
     from engram.kernel.settings import Settings, described

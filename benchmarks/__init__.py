@@ -1,0 +1,1 @@
+"""Measurements against bare scripts. `make bench` runs them all and prints ratios."""

@@ -1,0 +1,117 @@
+"""`engram doctor`: the state of every part, the invariants, and what to do about what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx2
+
+from engram import assembly
+from engram.embedded import running_postgres, running_redis
+from engram.kernel.errors import EngramError
+from engram.kernel.logs import redact
+from engram.kernel.settings import Settings
+from engram.logbook import governance, outbox
+from engram.logbook.config import Config
+from engram.postgres.migrations import pending
+from engram.postgres.pool import connect
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    part: str
+    ok: bool
+    told: str
+    next_step: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """One finding after another, as they are made."""
+    dsn = settings.postgres_dsn or running_postgres(settings.data_dir)
+    if dsn is None:
+        yield Finding("PostgreSQL", False, f"not running in {settings.data_dir}", "start it with `engram up`")
+    else:
+        yield _looked("PostgreSQL", lambda: _postgres(dsn), "check POSTGRES_DSN")
+        yield _looked("schema", lambda: _schema(dsn), "run `engram migrate`")
+    yield _redis(settings)
+    yield _looked("memory server", lambda: _memory_server(settings), "check OPENMEMORY_BASE_URL and its key")
+    yield _looked("gateway", lambda: _gateway(settings), "start it with `engram up` or `engram serve`")
+    if dsn is not None:
+        yield _looked("outbox", lambda: _outbox(dsn), "look with `engram psql`")
+        yield from _invariants(dsn)
+
+
+def _looked(part: str, look: Callable[[], str], next_step: str) -> Finding:
+    try:
+        return Finding(part, True, look())
+    except (EngramError, httpx2.HTTPError, OSError) as error:
+        return Finding(part, False, redact(str(error)), next_step)
+
+
+def _postgres(dsn: str) -> str:
+    with connect(dsn) as connection:
+        version = connection.info.server_version
+    return f"{version // 10000}.{version % 10000}"
+
+
+def _schema(dsn: str) -> str:
+    todo = pending(dsn, assembly.own_migrations())
+    if todo:
+        raise EngramError(f"{len(todo)} migration(s) are missing, first {todo[0]}")
+    return f"version {len(assembly.own_migrations())}"
+
+
+def _redis(settings: Settings) -> Finding:
+    if settings.redis_url:
+        return Finding("Redis", True, "yours (REDIS_URL); not asked")
+    if running_redis(settings.data_dir):
+        return Finding("Redis", True, "embedded, answers")
+    return Finding("Redis", False, f"not running in {settings.data_dir}", "start it with `engram up`")
+
+
+def _memory_server(settings: Settings) -> str:
+    if settings.openmemory_base_url is None and not assembly.has_memory_server(settings.data_dir):
+        raise EngramError(f"none was ever started in {settings.data_dir}")
+    addressed = assembly.with_memory_server(settings)
+
+    async def probe() -> None:
+        async with assembly.open_client(addressed) as client:
+            await client.probe()
+
+    asyncio.run(probe())
+    return f"{addressed.openmemory_base_url} answers and takes our key"
+
+
+def _gateway(settings: Settings) -> str:
+    url = f"http://{settings.gateway_host}:{settings.gateway_port}"
+    reply = httpx2.get(f"{url}/readyz", trust_env=False, timeout=10)
+    if reply.status_code != 200:
+        raise EngramError(f"{url} is not ready: {reply.text[:300]}")
+    return f"{url} is ready, mode {reply.json()['mode']}"
+
+
+def _outbox(dsn: str) -> str:
+    stats = outbox.stats(Config(postgres_dsn=dsn))
+    told = f"{stats['pending']} pending, {stats['sent']} sent, {stats['dead']} dead"
+    if stats["pending"]:
+        told += f"; the oldest has waited {stats['oldest_pending_seconds']:.0f} s"
+    return told
+
+
+def _invariants(dsn: str) -> Iterator[Finding]:
+    try:
+        sums = governance.invariants(Config(postgres_dsn=dsn))
+    except EngramError as error:
+        yield Finding("invariants", False, redact(str(error)), "run `engram migrate`")
+        return
+    for row in sums:
+        relation = "=" if row["ok"] else "≠"
+        told = f"{row['left']} {relation} {row['right']}"
+        yield Finding(
+            f"invariant: {row['name']}",
+            row["ok"],
+            told,
+            "" if row["ok"] else "run reconcile, then look again",
+        )
