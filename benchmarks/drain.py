@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.bare import drain as bare
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
+from benchmarks.rivals import run as rivals
 from engram.embedded import EmbeddedPostgres
 from engram.logbook import outbox
 from engram.logbook.config import Config
@@ -56,6 +57,7 @@ def rate(server: EmbeddedPostgres, work, rows: int = ROWS) -> float:
 
 def main() -> None:
     print(f"drain: {ROWS:,} parked memories, batches of {BATCH}, one connection")
+    others = rivals.install()
     with database_server() as server:
         values = alternate(
             bare=lambda: rate(server, lambda dsn: bare.drain(dsn, BATCH, audited=False)),
@@ -64,11 +66,18 @@ def main() -> None:
             engram_audited=lambda: rate(server, lambda dsn: drain(dsn, BATCH, audited=True)),
             engram_audited_two=lambda: rate(server, lambda dsn: drain_with_two(dsn, BATCH)),
         )
+        for name in others:
+            jobs = ROWS if name != "procrastinate" else ROWS // 10
+            values[name] = [rivals.rate(name, server, jobs) for _ in range(3)]
     for name, measured in values.items():
         told(name.replace("_", ", "), measured, "rows/s")
     verdict("drain against the bare loop", median(values["engram"]) / median(values["bare"]), 0.85)
     ratio = median(values["engram_audited"]) / median(values["bare_audited"])
     verdict("drain with audits against the bare loop with audits", ratio, 0.85)
+    best = median(values["engram_audited_two"])
+    verdict("drain with audits, two connections, against pgqueuer", best / median(values["pgqueuer"]), 2.0)
+    if "graphile-worker" in values:
+        verdict("... against graphile-worker", best / median(values["graphile-worker"]), 1.0)
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ async def test_a_dead_server_parks_the_write(store: MemoryStore, client, dsn: st
 
 
 async def test_an_open_breaker_costs_no_call(store: MemoryStore, client, backend) -> None:
-    for _ in range(3):
-        client.breaker.failed(at_once=True)
+    client.breaker.failed(client.breaker.admit(), at_once=True)
     reply = await store.store(asked())
     assert reply.action == "deferred"
     assert backend.faults.calls == []

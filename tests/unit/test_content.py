@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engram.kernel.content import labelled_sha, payload_sha
+from engram.kernel.content import MAX_DEPTH, labelled_sha, payload_sha, why_unstorable
 
 
 @given(st.text())
@@ -31,3 +33,48 @@ def test_a_known_value() -> None:
 
 def test_the_form_for_people() -> None:
     assert labelled_sha(payload_sha("")).startswith("sha256:e3b0c44298fc1c14")
+
+
+def nested(depth: int, value: Any = None) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\x00")),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc续"), inner),
+)
+
+
+@given(JSON)
+def test_plain_json_can_be_kept(value: object) -> None:
+    assert why_unstorable(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("a\x00b", "NUL"),
+        ("\ud800", "surrogates"),
+        (float("nan"), "finite"),
+        (float("inf"), "finite"),
+        (nested(MAX_DEPTH + 1), "deep"),
+    ],
+)
+def test_what_postgresql_would_refuse_is_told(value: object, why: str) -> None:
+    for wrapped in (value, [1, value], {"a": {"b": value}}):
+        assert why in str(why_unstorable(wrapped))
+
+
+@pytest.mark.parametrize("key", ["a\x00b", "\udfff"])
+def test_keys_are_looked_at_too(key: str) -> None:
+    assert why_unstorable({"fine": {key: 1}})
+
+
+def test_a_value_far_too_deep_is_refused_without_descending() -> None:
+    assert why_unstorable(nested(100_000)) == f"must be nested at most {MAX_DEPTH} deep"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ CLASSES = [
     for value in vars(errors).values()
     if inspect.isclass(value) and issubclass(value, EngramError) and value.__module__ == errors.__name__
 ]
-ARGUMENTS = {BackendError: {"reason": "timeout", "retryable": True}}
+ARGUMENTS: dict[type[EngramError], dict[str, Any]] = {BackendError: {"reason": "timeout", "retryable": True}}
 
 
 def made(kind: type[EngramError]) -> EngramError:

@@ -125,7 +125,7 @@ def places() -> Counter[str]:
             if isinstance(node, ast.Call) and _name_of(node.func) == "failpoint":
                 (argument,) = node.args
                 assert isinstance(argument, ast.Constant), f"{path}: a failpoint's name must be literal"
-                found[argument.value] += 1
+                found[str(argument.value)] += 1
     return found
 
 

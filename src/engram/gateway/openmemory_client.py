@@ -9,8 +9,8 @@ swallowed: a caller always learns that its call failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 from pydantic_core import from_json
 
-from engram.gateway.breaker import Breaker
+from engram.gateway.breaker import Breaker, Ticket
 from engram.kernel.errors import BackendError
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -75,53 +75,40 @@ class OpenMemoryClient:
         `find_first` is for a memory whose earlier try ended unknown: it is
         looked for by content and tags before it is added again.
         """
-        async with self._within(seconds):
-            if find_first and (found := await self.find(memory)):
-                return found, True
-            answer = await self._call(
-                "POST", "/memory/add", self._add_body(memory), key=memory.idempotency_key
+        until = self._deadline(seconds)
+        if find_first and (found := await self._find(memory, until)):
+            return found, True
+        answer = await self._call("POST", "/memory/add", until, _add_body(memory), key=memory.idempotency_key)
+        memory_id = answer.get("id")
+        if not isinstance(memory_id, str) or not memory_id:
+            raise _nonsense("no id in the answer to an add")
+        if answer.get("deduplicated") and not await self._is_ours(memory_id, memory, until):
+            raise BackendError(
+                f"the memory server kept another memory ({memory_id}) instead of this one",
+                reason="dropped_similar",
+                retryable=False,
             )
-            memory_id = answer.get("id")
-            if not isinstance(memory_id, str) or not memory_id:
-                raise _nonsense("no id in the answer to an add")
-            if answer.get("deduplicated") and not await self._is_ours(memory_id, memory):
-                raise BackendError(
-                    f"the memory server kept another memory ({memory_id}) instead of this one",
-                    reason="dropped_similar",
-                    retryable=False,
-                )
-            return memory_id, False
+        return memory_id, False
 
     async def query(self, text: str, *, k: int, seconds: float | None = None) -> list[Hit]:
-        async with self._within(seconds):
-            return _hits(await self._call("POST", "/memory/query", {"query": text, "k": k}))
+        body = {"query": text, "k": k}
+        return _hits(await self._call("POST", "/memory/query", self._deadline(seconds), body))
 
-    async def find(self, memory: Memory) -> str | None:
+    async def _find(self, memory: Memory, until: float) -> str | None:
         """The id of exactly this memory: same content, same space."""
         body = {"query": memory.content, "k": LOOKUP_CANDIDATES, "filters": {"tags": memory.tags}}
-        for hit in _hits(await self._call("POST", "/memory/query", body)):
-            if hit.content == memory.content and await self._is_ours(hit.memory_id, memory):
+        for hit in _hits(await self._call("POST", "/memory/query", until, body)):
+            if hit.content == memory.content and await self._is_ours(hit.memory_id, memory, until):
                 return hit.memory_id
         return None
 
     async def probe(self) -> None:
         """An authenticated read: `/health` is public and says nothing of a bad key."""
-        async with self._within(None):
-            await self._call("GET", "/memory/all?l=1&u=0")
+        await self._call("GET", "/memory/all?l=1&u=0", self._deadline(None))
 
-    @asynccontextmanager
-    async def _within(self, seconds: float | None) -> AsyncIterator[None]:
-        """A deadline over several calls; running out of it counts against the server."""
+    async def _is_ours(self, memory_id: str, memory: Memory, until: float) -> bool:
         try:
-            async with asyncio.timeout(seconds or self._timeout):
-                yield
-        except TimeoutError as late:
-            self.breaker.failed()
-            raise _timed_out() from late
-
-    async def _is_ours(self, memory_id: str, memory: Memory) -> bool:
-        try:
-            kept = await self._call("GET", f"/memory/{quote(memory_id, safe='')}")
+            kept = await self._call("GET", f"/memory/{quote(memory_id, safe='')}", until)
         except BackendError as error:
             if error.reason == "not_found":
                 return False
@@ -129,53 +116,57 @@ class OpenMemoryClient:
         tags = kept.get("tags") or []
         return set(memory.tags) <= set(tags) and kept.get("content") == memory.content
 
-    def _add_body(self, memory: Memory) -> dict[str, Any]:
-        return {"content": memory.content, "tags": memory.tags, "metadata": dict(memory.metadata)}
+    def _deadline(self, seconds: float | None) -> float:
+        """One deadline for all the calls of an operation."""
+        return asyncio.get_running_loop().time() + (seconds or self._timeout)
 
     async def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None
+        self,
+        method: str,
+        path: str,
+        until: float,
+        body: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
     ) -> dict[str, Any]:
-        if not self.breaker.admit():
-            raise BackendError(
-                "the memory server is being left alone after repeated failures",
-                reason="breaker_open",
-                retryable=True,
-                outage=True,
-            )
+        ticket = self.breaker.admit()
+        if ticket is None:
+            raise _left_alone()
         try:
-            status, headers, raw = await self._send(method, path, body, key)
+            status, headers, raw = await self._send(method, path, until, body, key)
             answer = _judge(method, path, status, headers, raw)
         except BackendError as error:
-            self._note(error)
+            self._note(ticket, error)
             raise
         except BaseException:
-            self.breaker.abandoned()
+            self.breaker.abandoned(ticket)
             raise
-        self.breaker.succeeded()
+        self.breaker.succeeded(ticket)
         return answer
 
     async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, key: str | None
+        self, method: str, path: str, until: float, body: Mapping[str, Any] | None, key: str | None
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = {"Idempotency-Key": key} if key else {}
         try:
-            async with self._http.stream(method, path, json=body, headers=headers) as response:
-                return response.status_code, response.headers, await _bounded(response)
+            async with asyncio.timeout_at(until):
+                async with self._http.stream(method, path, json=body, headers=headers) as response:
+                    return response.status_code, response.headers, await _bounded(response)
         except _UNSENT as error:
             raise _unreachable(error) from error
-        except httpx2.TimeoutException as error:
+        except (httpx2.TimeoutException, TimeoutError) as error:
             raise _timed_out() from error
         except httpx2.HTTPError as error:
             raise _broken(error) from error
 
-    def _note(self, error: BackendError) -> None:
+    def _note(self, ticket: Ticket, error: BackendError) -> None:
         """Only failures of the server count against it; a refusal of this content does not."""
         if error.reason in ("unauthorized", "wrong_url"):
-            self.breaker.failed(at_once=True)
+            self.breaker.failed(ticket, at_once=True)
         elif error.outage or error.reason in ("server_error", "bad_response"):
-            self.breaker.failed()
+            self.breaker.failed(ticket)
         else:
-            self.breaker.succeeded()
+            self.breaker.succeeded(ticket)
 
 
 async def _bounded(response: httpx2.Response) -> bytes:
@@ -247,6 +238,15 @@ def _hits(answer: Mapping[str, Any]) -> list[Hit]:
 
 def _excerpt(raw: bytes) -> str:
     return raw[:200].decode("utf-8", "replace").replace("\n", " ")
+
+
+def _add_body(memory: Memory) -> dict[str, Any]:
+    return {"content": memory.content, "tags": memory.tags, "metadata": dict(memory.metadata)}
+
+
+def _left_alone() -> BackendError:
+    said = "the memory server is being left alone after repeated failures"
+    return BackendError(said, reason="breaker_open", retryable=True, outage=True)
 
 
 def _unreachable(error: Exception) -> BackendError:

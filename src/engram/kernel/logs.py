@@ -18,12 +18,16 @@ from typing import Any, TextIO
 from engram.kernel import correlation
 
 _MASK = "***"
+_SECRET_NAMES = frozenset(
+    {"authorization", "x-api-key", "api-key", "apikey", "password", "passwd", "token", "secret"}
+)
+_NAMED = r"(?:authorization|x-api-key|password|passwd|api[_-]?key|(?<![\w-])token|secret)"
+# A value ends where its quote does; without one, at white space or punctuation.
+_VALUE = r"""(?:"[^"]*"|'[^']*'|(?:(?:basic|bearer)\s+)?[^\s,;&}\])'"]+)"""
 _CREDENTIALS = (
-    re.compile(r"(?i)(://[^\s:/@]*:)[^\s@]+(@)"),
-    re.compile(
-        r"(?i)((?:authorization|x-api-key|password|api[_-]?key|token|secret)['\"]?\s*[:=]\s*['\"]?(?:bearer\s+)?)[^\s,'\"&}]+()"
-    ),
-    re.compile(r"(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]+()"),
+    re.compile(r"(?i)(://[^\s:/@]*:)\S+(@)"),
+    re.compile(rf"(?i)({_NAMED}[\"']?\s*[:=]\s*){_VALUE}()"),
+    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{6,}()"),
 )
 _hidden: set[str] = set()
 
@@ -35,11 +39,27 @@ def hide(value: str | None) -> None:
 
 
 def redact(text: str) -> str:
-    for value in _hidden:
+    # Longest first: a secret that begins like another must not uncover its rest.
+    for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, _MASK)
     for pattern in _CREDENTIALS:
         text = pattern.sub(rf"\g<1>{_MASK}\g<2>", text)
     return text
+
+
+def _redacted(value: Any) -> Any:
+    """The value with its strings masked, before it is rendered: a mask never breaks JSON."""
+    if isinstance(value, dict):
+        return {str(k): _MASK if _is_secret(str(k), v) else _redacted(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(v) for v in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return redact(str(value))
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    return isinstance(value, str) and name.lower().replace("_", "-") in _SECRET_NAMES
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -65,13 +85,13 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return redact(json.dumps(line, ensure_ascii=False, default=str))
+        return json.dumps(_redacted(line), ensure_ascii=False)
 
 
 class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        told = " ".join(f"{k}={v}" for k, v in _fields_of(record).items())
+        told = " ".join(f"{k}={v}" for k, v in _redacted(_fields_of(record)).items())
         line = f"{clock} {record.levelname.lower():<7} {record.getMessage()} {told}".rstrip()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

@@ -99,7 +99,10 @@ def _choice(*options: str, fold: Callable[[str], str] = str.lower) -> Parse:
 
 
 def _path(value: str) -> Path:
-    return Path(_text(value)).expanduser().absolute()
+    try:
+        return Path(_text(value)).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("names the home of a user that does not exist") from None
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -114,8 +117,10 @@ def _key(value: str) -> str:
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/share")
-    return Path(base) / "engram"
+    given = Path(environ.get("XDG_DATA_HOME") or "")
+    # A relative one is to be ignored, says its specification: it would move with the caller.
+    base = given if given.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".local/share"
+    return base / "engram"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +145,7 @@ class Settings:
     )  # fmt: skip
     openmemory_base_url: str | None = _setting(
         "OPENMEMORY_BASE_URL", "openmemory.base-url", _url("http", "https"), None,
-        "http://127.0.0.1:8080", "Your OpenMemory server instead of the embedded memory server.",
+        "http://127.0.0.1:8080", "Your OpenMemory server instead of the embedded memory server.", secret=True,
     )  # fmt: skip
     openmemory_api_key: str | None = _setting(
         "OPENMEMORY_API_KEY", "openmemory.api-key", _text, None,
@@ -257,13 +262,16 @@ def described() -> Iterator[tuple[str, Setting]]:
         yield f.name, f.metadata["setting"]
 
 
+_CONFIG_FILE = Setting("ENGRAM_CONFIG", "", _path, "/etc/engram.toml", "Where the settings file is.")
+
+
 def _file_of(environ: Mapping[str, str]) -> Path | None:
     named = environ.get("ENGRAM_CONFIG")
     if named:
-        path = Path(named).expanduser()
+        path = _parsed(_CONFIG_FILE, named, _CONFIG_FILE.env)
         if not path.is_file():
-            raise ConfigError(f"ENGRAM_CONFIG: there is no file {path}")
-        return path
+            raise ConfigError(f"ENGRAM_CONFIG: there is no file {path}", hint=f"e.g. {_CONFIG_FILE.example}")
+        return Path(path)
     default = Path("engram.toml")
     return default if default.is_file() else None
 
@@ -272,7 +280,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as handle:
             return tomllib.load(handle)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -281,7 +289,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _flatten(value, f"{dotted}.")
         else:
             yield dotted, value
@@ -294,6 +302,10 @@ def _raw(
         return environ[setting.env], setting.env
     if setting.key in from_file:
         value = from_file[setting.key]
+        if isinstance(value, list) and setting.parse is not _names:
+            raise ConfigError(
+                f"{path}: {setting.key}: takes one value, not a list", hint=f"e.g. {setting.example}"
+            )
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         return text, f"{path}: {setting.key}"
     return None, setting.env

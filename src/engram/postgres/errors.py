@@ -4,7 +4,9 @@
 40P01 deadlock, 40001 serialisation              DatabaseContention
 23xxx integrity                                  ConstraintViolated
 42P01, 42703, 3F000, 42883 missing objects       SchemaError
-08xxx, 57P0x, broken or no connection            DatabaseUnavailable
+54xxx program limits                             DatabaseError
+08xxx, 57P0x, 25006 read-only, no connection     DatabaseUnavailable
+text that is no Unicode                          InputError
 anything else                                    DatabaseError
 """
 
@@ -24,12 +26,15 @@ from engram.kernel.errors import (
     DatabaseTimeout,
     DatabaseUnavailable,
     EngramError,
+    InputError,
     SchemaError,
 )
 
 _TIMEOUTS = (pg.QueryCanceled, pg.LockNotAvailable)
 _CONTENTION = (pg.DeadlockDetected, pg.SerializationFailure)
 _MISSING = (pg.UndefinedTable, pg.UndefinedColumn, pg.InvalidSchemaName, pg.UndefinedFunction)
+# A server that has just become a standby takes no writes; its successor will.
+_AWAY = (pg.ReadOnlySqlTransaction,)
 _POOL = (PoolTimeout, PoolClosed, TooManyRequests)
 
 
@@ -40,6 +45,8 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except (psycopg.Error, *_POOL) as error:
         raise translate(error, doing) from error
+    except UnicodeEncodeError as error:
+        raise InputError(f"{doing}: text with lone surrogates cannot be stored") from error
 
 
 def translate(error: Exception, doing: str) -> EngramError:
@@ -52,7 +59,9 @@ def translate(error: Exception, doing: str) -> EngramError:
         return ConstraintViolated(said, constraint=error.diag.constraint_name)
     if isinstance(error, _MISSING):
         return SchemaError(said, hint="run `engram migrate`")
-    if isinstance(error, (*_POOL, psycopg.OperationalError, psycopg.InterfaceError)):
+    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("54"):
+        return DatabaseError(said)
+    if isinstance(error, (*_POOL, *_AWAY, psycopg.OperationalError, psycopg.InterfaceError)):
         return DatabaseUnavailable(said)
     return DatabaseError(said)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 import psycopg
 
@@ -23,6 +24,7 @@ from engram.postgres.pool import connect
 from engram.postgres.query import Row
 
 _FILE = re.compile(r"(?P<version>\d{4})_(?P<name>\w+)\.sql")
+_READABLE = "schema.sql"
 _LOCK_KEY = 0x656E6772616D  # "engram"
 _LOCK_WAIT_SECONDS = 300.0
 _LOCK_POLL_SECONDS = 0.1
@@ -56,14 +58,21 @@ class Migration:
 def load_migrations(package: str) -> list[Migration]:
     """The numbered files beside `package`; gaps and strangers are refused."""
     found = [
-        Migration(int(match["version"]), match["name"], entry.read_text("utf-8"))
+        _loaded(package, entry)
         for entry in files(package).iterdir()
-        if (match := _FILE.fullmatch(entry.name))
+        if entry.name.lower().endswith(".sql") and entry.name != _READABLE
     ]
     found.sort(key=lambda m: m.version)
     if [m.version for m in found] != list(range(1, len(found) + 1)):
         raise ValueError(f"{package}: migrations are not numbered 0001, 0002, ...")
     return found
+
+
+def _loaded(package: str, entry: Traversable) -> Migration:
+    match = _FILE.fullmatch(entry.name)
+    if match is None:
+        raise ValueError(f"{package}: {entry.name} is not named like 0001_what_it_does.sql")
+    return Migration(int(match["version"]), match["name"], entry.read_text("utf-8"))
 
 
 def pending(dsn: str, migrations: Sequence[Migration]) -> list[Migration]:

@@ -7,6 +7,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from engram.kernel.errors import ConfigError
 from engram.postgres.errors import translated
 from engram.postgres.query import Row
 
@@ -27,16 +28,28 @@ _SESSION = (
     " -c TimeZone=UTC"
 )
 _CONNECT = {"autocommit": True, "row_factory": dict_row}
+# A host that vanished is noticed by the kernel, not waited for.
+_NETWORK: dict[str, str | int] = {
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "tcp_user_timeout": (CONNECT_TIMEOUT_SECONDS + STATEMENT_TIMEOUT_MS // 1000) * 1000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 
 
 def bounded(dsn: str, *, application_name: str = "engram") -> str:
     """`dsn` with engram's time-outs; what the DSN itself says in `options` wins."""
-    given = conninfo_to_dict(dsn)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # libpq's complaint quotes what it could not read, which may be a password.
+        raise ConfigError(
+            "the PostgreSQL connection string cannot be read",
+            hint="e.g. POSTGRES_DSN=postgresql://engram@db.internal/engram",
+        ) from None
     options = f"{_SESSION} {given.get('options') or ''}".strip()
-    defaults: dict[str, str | int] = {
-        "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-        "application_name": application_name,
-    }
+    defaults = {**_NETWORK, "application_name": application_name}
     return make_conninfo(dsn, **{k: v for k, v in defaults.items() if k not in given}, options=options)
 
 
@@ -56,6 +69,7 @@ def sync_pool(dsn: str, *, max_size: int = 8, application_name: str = "engram") 
         min_size=1,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
+        reconnect_timeout=WAIT_FOR_CONNECTION_SECONDS,
         open=True,
     )
 
@@ -71,6 +85,7 @@ def async_pool(
         min_size=min_size,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
+        reconnect_timeout=WAIT_FOR_CONNECTION_SECONDS,
         max_waiting=1000,
         open=False,
     )

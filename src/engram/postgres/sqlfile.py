@@ -31,6 +31,8 @@ def parse_sql(text: str, stem: str) -> Mapping[str, Statement]:
     headers = list(_HEADER.finditer(text))
     if not headers or len(headers) != len(_ANY_NAME.findall(text)):
         raise ValueError(f"{stem}.sql: every statement needs '-- name: x' and a line of purpose")
+    if text[: headers[0].start()].strip():
+        raise ValueError(f"{stem}.sql: something stands before the first '-- name: x'")
     statements: dict[str, Statement] = {}
     for header, following in zip(headers, [*headers[1:], None], strict=True):
         body = text[header.end() : following.start() if following else None].strip()

@@ -14,11 +14,20 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 MAX_TOKENS = 20_000
+# PostgreSQL's tsvector ends at 1 MiB, its word positions included.
+MAX_BYTES = 800_000
 MAX_TOKEN_LENGTH = 64
 _MAX_POSITION = 16_383
+_BYTES_A_POSITION = 8
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
-_RUNS = re.compile(rf"(?P<cjk>[{_CJK}]+)|(?P<word>[^\W_{_CJK}]+)")
+# Marks and vowel signs belong to the letter before them, though \w does not say so.
+_MARKS = (
+    "\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f"
+    "\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed\u0900-\u0963\u0966-\u0dff\u0e01-\u0e3a"
+    "\u0e40-\u0e4e\u0eb0-\u0ecd\u0f35-\u0f39\u0f71-\u0f84\u1000-\u1049\u1780-\u17d3\u200c\u200d\u3099\u309a"
+)
+_RUNS = re.compile(rf"(?P<cjk>[{_CJK}]+)|(?P<word>[^\W_{_CJK}](?:[^\W_{_CJK}]|[{_MARKS}])*)")
 
 
 def tokenize(text: str) -> list[str]:
@@ -28,11 +37,18 @@ def tokenize(text: str) -> list[str]:
     ['renew', 'the', 'lease', 'token', '续租', '租约']
     """
     tokens: list[str] = []
-    for token in _tokens(unicodedata.normalize("NFKC", text).casefold()):
-        tokens.append(token)
-        if len(tokens) >= MAX_TOKENS:
+    size = 0
+    for token in _tokens(_folded(text)):
+        size += len(token.encode()) + _BYTES_A_POSITION
+        if len(tokens) >= MAX_TOKENS or size > MAX_BYTES:
             break
+        tokens.append(token)
     return tokens
+
+
+def _folded(text: str) -> str:
+    """One form for all spellings; normalised again because folding takes some letters apart."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _tokens(text: str) -> Iterator[str]:

@@ -46,16 +46,24 @@ class Guards:
         self._multipart = frozenset(multipart_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
+        elif scope["type"] == "http":
+            await self._guarded(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": "no WebSockets here"})
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check(scope, Headers(scope=scope))
         except GuardRefused as refused:
             await self._refuse(refused)(scope, receive, send)
             return
         body = _CountedBody(self._max_body, scope, receive, send, self._refuse)
-        await self._app(scope, body.receive, body.send)
+        try:
+            await self._app(scope, body.receive, body.send)
+        except GuardRefused:
+            await body.refuse_unless_answered()
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         self._check_host(headers.getlist("host"))
@@ -63,7 +71,9 @@ class Guards:
         if scope["method"] in _BODY_METHODS:
             self._check_type(scope["path"], headers)
         declared = headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > self._max_body:
+        if not (declared.isascii() and declared.isdecimal()):
+            raise GuardRefused("Content-Length is not a number", http_status=400)
+        if len(declared) > 18 or int(declared) > self._max_body:
             raise _too_large(self._max_body)
 
     def _check_host(self, hosts: list[str]) -> None:
@@ -76,10 +86,7 @@ class Guards:
         )
 
     def _check_origin(self, origin: str | None) -> None:
-        if origin is None or origin.lower() in self._origins:
-            return
-        parts = urlsplit(origin.lower())
-        if parts.scheme in ("http", "https") and is_loopback(parts.hostname or ""):
+        if origin is None or origin.lower() in self._origins or _is_loopback_origin(origin.lower()):
             return
         raise GuardRefused(
             "requests from that Origin are refused",
@@ -113,7 +120,7 @@ class _CountedBody:
     def __init__(self, limit: int, scope: Scope, receive: Receive, send: Send, refuse: Refuse) -> None:
         self._limit = self._left = limit
         self._scope, self._receive, self._send, self._refuse = scope, receive, send, refuse
-        self._answered = False
+        self._begun = self._replying = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -123,11 +130,25 @@ class _CountedBody:
         return message
 
     async def send(self, message: Message) -> None:
-        if self._left >= 0:
+        """A reply that began before the body was too long goes on; a later one is replaced."""
+        if self._left >= 0 or self._replying:
+            self._begun = self._replying = True
             await self._send(message)
-        elif not self._answered:
-            self._answered = True
+        else:
+            await self.refuse_unless_answered()
+
+    async def refuse_unless_answered(self) -> None:
+        if not self._begun:
+            self._begun = True
             await self._refuse(_too_large(self._limit))(self._scope, self._receive, self._send)
+
+
+def _is_loopback_origin(origin: str) -> bool:
+    try:
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def is_loopback(name: str) -> bool:

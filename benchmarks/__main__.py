@@ -1,0 +1,12 @@
+"""python -m benchmarks [name ...]: all of them, or the named ones."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ["startup", "drain", "enqueue", "claim"]
+
+for name in sys.argv[1:] or NAMES:
+    importlib.import_module(f"benchmarks.{name}").main()
+    print(flush=True)
