@@ -42,6 +42,25 @@ async def test_a_store_is_allowed_and_audited(store: MemoryStore, backend, dsn: 
     }
 
 
+async def test_evidence_is_kept_by_its_kind(store: MemoryStore, dsn: str) -> None:
+    patch = f"memory://patch_blobs/git/1:abc/{'a' * 64}"
+    file = f"memory://attachments/12/{'b' * 64}"
+    reply = await store.store(asked(evidence_refs=[patch, file, "mr://project/123"]))
+    assert reply.evidence_refs == [patch, file, "mr://project/123"]
+    (audit,) = table(dsn, "governance.write_audit")
+    refs = audit["evidence_refs_json"]
+    assert [p["artifact_uri"] for p in refs["patches"]] == [patch]
+    assert [a["artifact_uri"] for a in refs["attachments"]] == [file]
+    assert refs["extra"]["external_refs"] == ["mr://project/123"]
+
+
+async def test_evidence_that_is_none_is_refused_by_field(store: MemoryStore, dsn: str) -> None:
+    with pytest.raises(InputError) as refused:
+        await store.store(asked(evidence_refs=["memory://patch_blobs/../etc/passwd"]))
+    assert "evidence_refs" in refused.value.context["fields"]
+    assert table(dsn, "governance.write_audit") == []
+
+
 FAILURES = [
     (Order(Fault.STATUS, 500), "server_error", False),
     (Order(Fault.STATUS, 503), "unavailable", False),

@@ -50,13 +50,16 @@ def test_each_class_says_what_a_caller_needs(kind: type[EngramError]) -> None:
     assert isinstance(error.retryable, bool)
     assert str(error) == error.message == "it broke"
     assert error.hint is None
-    assert error.context == {}
+    assert error.context == ({} if kind is not errors.IdempotencyInProgress else {"retry_after": 1})
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_only_what_is_not_the_callers_fault_is_retryable(kind: type[EngramError]) -> None:
     """A 4xx repeated as it is fails as it did; a retryable failure says so by its status too."""
     error = made(kind)
+    if kind is errors.IdempotencyInProgress:
+        assert error.retryable, "asking again is what it is for"
+        return
     if error.retryable:
         assert error.http_status in (502, 503)
     if error.http_status < 500:
@@ -64,7 +67,11 @@ def test_only_what_is_not_the_callers_fault_is_retryable(kind: type[EngramError]
 
 
 def test_codes_are_their_own_names_and_each_is_spelled_once() -> None:
-    assert all(code.value == code.name for code in ErrorCode)
+    """Those of document 001 are the specification's own words."""
+    of_idempotency = {"conflict", "idempotency_in_progress", "idempotency_outcome_unknown"}
+    others = [code for code in ErrorCode if not code.name.startswith("IDEMPOTENCY_")]
+    assert all(code.value == code.name for code in others)
+    assert {code.value for code in ErrorCode} - {code.value for code in others} == of_idempotency
 
 
 @pytest.mark.parametrize(

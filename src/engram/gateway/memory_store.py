@@ -32,6 +32,7 @@ from engram.kernel.failpoints import failpoint
 from engram.kernel.metrics import STORE_SECONDS, STORES
 from engram.kernel.settings import Settings
 from engram.logbook import governance, writes
+from engram.logbook.uri import build_evidence_refs_json, split_evidence_refs
 from engram.logbook.writes import Begun, Write
 from engram.postgres.executors import AsyncExecutor
 
@@ -209,9 +210,8 @@ def _has_surrogate(text: str) -> bool:
 
 
 def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) -> Write:
-    extra: dict[str, Any] = {"correlation_id": request.correlation_id}
-    if request.evidence_refs:
-        extra["external_refs"] = request.evidence_refs
+    evidence = split_evidence_refs(request.evidence_refs)
+    extra: dict[str, Any] = {"correlation_id": request.correlation_id, **evidence["extra"]}
     if decision.rule:
         extra["policy_rule"] = decision.rule
     prefix = "policy_reject" if decision.rejected else "policy_redirect"
@@ -222,7 +222,7 @@ def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) 
         target_space=requested if decision.target is None else str(decision.target),
         actor_user_id=request.actor_user_id,
         correlation_id=request.correlation_id,
-        evidence_refs_json={"extra": extra},
+        evidence_refs_json=build_evidence_refs_json(evidence["patches"], evidence["attachments"], extra),
         reason=f"{prefix}:{decision.rule}" if decision.rule else None,
         kind=request.kind,
         meta_json=request.meta_json,

@@ -3,18 +3,25 @@
     EngramError
     ├── ConfigError               a setting is missing, malformed or unknown
     ├── InputError                the caller sent something that cannot be accepted
-    │   └── OutboxInvalid         ... found when a write was about to be parked
+    │   ├── OutboxInvalid         ... found when a write was about to be parked
+    │   ├── UriError              a URI, key or reference outside the grammar
+    │   └── ArtifactTooLarge      more bytes than may be kept
     ├── AccessError               the request may not be served
     │   ├── Unauthenticated       no or unknown token
     │   ├── Forbidden             known caller, not allowed to do this
     │   └── GuardRefused          wrong Host, Origin, content type or size
     ├── NotFound                  no such thing, or not yours
     ├── StateConflict             the thing is not in a state that allows this
+    │   ├── IdempotencyMismatch       the key stands for another request
+    │   ├── IdempotencyInProgress     the first request with this key is running (retryable)
+    │   └── IdempotencyOutcomeUnknown it ended without an answer and must not run twice
     ├── DatabaseError             PostgreSQL said no
     │   ├── DatabaseUnavailable   no connection, or it broke         (retryable)
     │   ├── DatabaseTimeout       a statement or lock took too long  (retryable)
     │   ├── DatabaseContention    deadlock or serialisation failure  (retryable)
     │   └── ConstraintViolated    a CHECK, UNIQUE or foreign key
+    ├── ArtifactError             the artifact store is full or broken     (retryable)
+    │   └── ArtifactCorrupt       bytes that are not the ones put there
     ├── SchemaError               the database's schema is not this code's
     ├── EmbeddedError             an embedded PostgreSQL or Redis cannot be run
     ├── BackendError              the memory server failed (see its attributes)
@@ -50,6 +57,12 @@ class ErrorCode(StrEnum):
     SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
     EMBEDDED_FAILED = "EMBEDDED_FAILED"
     BACKEND_FAILED = "BACKEND_FAILED"
+    ARTIFACT_FAILED = "ARTIFACT_FAILED"
+    ARTIFACT_CORRUPT = "ARTIFACT_CORRUPT"
+    ARTIFACT_TOO_LARGE = "ARTIFACT_TOO_LARGE"
+    IDEMPOTENCY_MISMATCH = "conflict"
+    IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
+    IDEMPOTENCY_OUTCOME_UNKNOWN = "idempotency_outcome_unknown"
     AUDIT_WRITE_FAILED = "AUDIT_WRITE_FAILED"
     OUTBOX_ENQUEUE_FAILED = "OUTBOX_ENQUEUE_FAILED"
     OUTBOX_DEDUP_HIT = "OUTBOX_DEDUP_HIT"
@@ -100,6 +113,15 @@ class OutboxInvalid(InputError):
     code = ErrorCode.OUTBOX_VALIDATION_FAILED
 
 
+class UriError(InputError):
+    """Outside the grammar. The message shows the offender in ASCII, cut short."""
+
+
+class ArtifactTooLarge(InputError):
+    code = ErrorCode.ARTIFACT_TOO_LARGE
+    http_status = 413
+
+
 class AccessError(EngramError):
     http_status = 403
     code = ErrorCode.FORBIDDEN
@@ -132,6 +154,46 @@ class NotFound(EngramError):
 class StateConflict(EngramError):
     code = ErrorCode.STATE_CONFLICT
     http_status = 409
+
+
+class IdempotencyMismatch(StateConflict):
+    """The key stands for another request. The stored answer is not shown."""
+
+    code = ErrorCode.IDEMPOTENCY_MISMATCH
+
+
+class IdempotencyInProgress(StateConflict):
+    """The first request with this key is still running; ask again in `retry_after` seconds."""
+
+    code = ErrorCode.IDEMPOTENCY_IN_PROGRESS
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: int = 1, **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.retry_after = retry_after
+        self.context["retry_after"] = retry_after
+
+
+class IdempotencyOutcomeUnknown(StateConflict):
+    """An earlier try ended without an answer, and this operation must not run twice."""
+
+    code = ErrorCode.IDEMPOTENCY_OUTCOME_UNKNOWN
+
+
+class ArtifactError(EngramError):
+    """The store could not do its part: full, not writable, tampered with."""
+
+    code = ErrorCode.ARTIFACT_FAILED
+    http_status = 503
+    retryable = True
+
+
+class ArtifactCorrupt(ArtifactError):
+    """The bytes under a key are not the ones that were put there."""
+
+    code = ErrorCode.ARTIFACT_CORRUPT
+    http_status = 500
+    retryable = False
 
 
 class DatabaseError(EngramError):
