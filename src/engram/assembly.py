@@ -26,11 +26,12 @@ from engram.gateway.reconcile_outbox import Reconciler
 from engram.kernel.errors import ConfigError, SchemaError
 from engram.kernel.logs import hide
 from engram.kernel.settings import Settings
+from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.migrations import Migration, load_migrations, migrate, pending
 from engram.postgres.pool import async_pool
 from engram.web.guards import is_loopback
-from engram.web.sockets import free_port
+from engram.web.sockets import bound, free_port
 
 MEMORY_DATABASE = "engram_memory"
 
@@ -78,6 +79,15 @@ def memory_port(data_dir: Path) -> int:
     return int(_kept(_port_file(data_dir), lambda: str(free_port())))
 
 
+def renew_memory_port(data_dir: Path) -> None:
+    """Forget the kept port if somebody else has it now."""
+    if has_memory_server(data_dir):
+        try:
+            bound("127.0.0.1", memory_port(data_dir)).close()
+        except ConfigError:
+            _port_file(data_dir).unlink()
+
+
 def own_migrations() -> list[Migration]:
     return load_migrations("engram.migrations")
 
@@ -95,13 +105,18 @@ def require_schema(settings: Settings) -> None:
 
 
 def build_app(settings: Settings) -> FastAPI:
-    """The gateway. Refuses an address that others can reach: there are no tokens to tell them apart."""
+    """The gateway."""
+    require_loopback(settings)
+    return create_app(settings, lambda: open_services(settings))
+
+
+def require_loopback(settings: Settings) -> None:
+    """Refuse an address that others can reach: there are no tokens to tell them apart."""
     if not is_loopback(settings.gateway_host):
         raise ConfigError(
             f"GATEWAY_HOST: will not listen on {settings.gateway_host} without tokens",
             hint="listen on 127.0.0.1, and put an authenticating proxy in front if others must reach it",
         )
-    return create_app(settings, lambda: open_services(settings))
 
 
 @asynccontextmanager
@@ -111,6 +126,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             settings=settings,
             db=db,
             client=client,
+            idempotency=IdempotencyService(db, ttl_seconds=settings.idempotency_ttl_seconds),
             store=MemoryStore(db, client, settings),
             query=MemoryQuery(db, client, settings),
         )

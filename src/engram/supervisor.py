@@ -9,8 +9,10 @@ embedded servers outlive a killed supervisor and are adopted by the next one.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from types import TracebackType
 
 from engram import assembly
 from engram.embedded import EmbeddedPostgres, EmbeddedRedis
-from engram.kernel.errors import EmbeddedError, EngramError
+from engram.kernel.errors import EmbeddedError
 from engram.kernel.logs import fields
 from engram.kernel.settings import Settings, described
 from engram.web.sockets import bound
@@ -34,6 +36,7 @@ from engram.web.sockets import bound
 log = logging.getLogger(__name__)
 
 PARENT_FD = "ENGRAM_PARENT_FD"
+INSTANCE = "ENGRAM_INSTANCE"
 WATCH_SECONDS = 0.25
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -62,16 +65,17 @@ class Child:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(self, environment: Mapping[str, str], parent_fd: int) -> None:
+    def start(self, environment: Mapping[str, str], parent_fd: int, working_folder: Path | None) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _trim(self.log_path)
-        with self.log_path.open("ab") as output:
+        with open(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 [sys.executable, "-m", "engram", *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env={**environment, PARENT_FD: str(parent_fd)},
+                cwd=working_folder,
                 pass_fds=[parent_fd],
                 start_new_session=True,
             )
@@ -101,6 +105,7 @@ class Stack:
 
     settings: Settings
     on_progress: Callable[[str], None] = lambda _: None
+    alone: bool = False
     children: dict[str, Child] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     postgres: EmbeddedPostgres | None = None
@@ -111,6 +116,7 @@ class Stack:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._read_fd = self._write_fd = -1
+        self.instance = secrets.token_hex(8)
 
     def __enter__(self) -> Stack:
         try:
@@ -127,7 +133,7 @@ class Stack:
 
     @property
     def gateway_url(self) -> str:
-        return f"http://{self.settings.gateway_host}:{self.settings.gateway_port}"
+        return self.settings.gateway_url
 
     @property
     def dsn(self) -> str:
@@ -145,7 +151,7 @@ class Stack:
             child = self.children[name]
             child.held_down = False
             if not child.running:
-                child.start(self.environment, self._read_fd)
+                child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
         self._wait_until_ready(name)
 
     def stop(self) -> None:
@@ -164,13 +170,15 @@ class Stack:
 
     def _start(self) -> None:
         self._held.enter_context(_only_one(self.settings.data_dir))
-        bound(self.settings.gateway_host, self.settings.gateway_port).close()
+        with bound(self.settings.gateway_host, self.settings.gateway_port) as probe:
+            self.settings = replace(self.settings, gateway_port=probe.getsockname()[1])
+        assembly.require_loopback(self.settings)
         self._open_pipe()
         self._start_parts()
         self._plan_children()
         for name, child in self.children.items():
             self.on_progress(f"starting {name}")
-            child.start(self.environment, self._read_fd)
+            child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
         for name in self.children:
             self._wait_until_ready(name)
         threading.Thread(target=self._watch, name="engram-watch", daemon=True).start()
@@ -181,6 +189,7 @@ class Stack:
         self._held.callback(os.close, self._write_fd)
 
     def _start_parts(self) -> None:
+        assembly.renew_memory_port(self.settings.data_dir)
         addressed = assembly.with_memory_server(self.settings)
         if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
             self.on_progress("starting PostgreSQL")
@@ -192,14 +201,22 @@ class Stack:
             self.redis = EmbeddedRedis(self.settings.data_dir, on_progress=self.on_progress)
             self._held.enter_context(self.redis)
             addressed = replace(addressed, redis_url=self.redis.url())
-        self.environment = {**os.environ, **as_environment(addressed)}
+        self.environment = {**self._inherited(), **as_environment(addressed), INSTANCE: self.instance}
         assembly.migrate_all(self.dsn, self.on_progress)
+
+    def _inherited(self) -> dict[str, str]:
+        """The environment of the children; alone, nothing of the user's own settings is in it."""
+        if not self.alone:
+            return dict(os.environ)
+        ours = {setting.env for _, setting in described()} | {"ENGRAM_CONFIG"}
+        return {name: value for name, value in os.environ.items() if name not in ours}
 
     def _plan_children(self) -> None:
         roles = {"gateway": ["serve"], "outbox worker": ["worker", "outbox"]}
         if self.settings.openmemory_base_url is None and self.postgres:
-            self.postgres.ensure_database(assembly.MEMORY_DATABASE)
-            self.environment["ENGRAM_MEMORY_DSN"] = self.postgres.dsn(assembly.MEMORY_DATABASE)
+            if self.settings.memory_dsn is None:
+                self.postgres.ensure_database(assembly.MEMORY_DATABASE)
+                self.environment["ENGRAM_MEMORY_DSN"] = self.postgres.dsn(assembly.MEMORY_DATABASE)
             roles = {"memory server": ["memory-server"], **roles}
         logs = self.settings.data_dir / "logs"
         for name, arguments in roles.items():
@@ -207,7 +224,7 @@ class Stack:
 
     def _health_of(self, name: str) -> str | None:
         urls = {
-            "gateway": f"{self.gateway_url}/health",
+            "gateway": f"{self.settings.gateway_url}/health",
             "memory server": f"{self.environment['OPENMEMORY_BASE_URL']}/health",
         }
         return urls.get(name)
@@ -215,7 +232,7 @@ class Stack:
     def _wait_until_ready(self, name: str) -> None:
         url, child = self._health_of(name), self.children[name]
         give_up = time.monotonic() + READY_SECONDS
-        while url and not _answers(url):
+        while url and not (_answers(url, self.instance) and child.running):
             if not child.running:
                 raise EmbeddedError(
                     f"the {name} stopped while starting: {_last_line(child.log_path)}",
@@ -232,7 +249,7 @@ class Stack:
                     return
                 try:
                     self._mend()
-                except EngramError as error:
+                except Exception as error:  # noqa: BLE001 - whoever watches must not die of anything
                     log.error("supervisor.cannot_mend", extra=fields(error=str(error)))
 
     def _mend(self) -> None:
@@ -240,6 +257,8 @@ class Stack:
             if part is not None and not part.is_alive():
                 self.on_progress(f"{part.title} died; starting it again")
                 part.start()
+                if part is self.redis:
+                    self.environment["REDIS_URL"] = self.redis.url()
         for child in self.children.values():
             if not child.held_down and not child.running:
                 self._restart(child)
@@ -249,7 +268,7 @@ class Stack:
             child.plan_restart()
             self.on_progress(f"the {child.name} died; starting it again")
         if time.monotonic() >= child.due_at:
-            child.start(self.environment, self._read_fd)
+            child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
 
 
 def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
@@ -270,7 +289,7 @@ def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (data_dir / "up.lock").open("w") as handle:
+    with open(os.open(data_dir / "up.lock", os.O_WRONLY | os.O_CREAT, 0o600), "w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -291,11 +310,12 @@ def as_environment(settings: Settings) -> dict[str, str]:
     return found
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, instance: str) -> bool:
+    """Whether the role we started answers there, and not somebody who has its port."""
     try:
         with _DIRECT.open(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+            return bool(json.load(response).get("instance") == instance)
+    except (urllib.error.URLError, OSError, ValueError, AttributeError):
         return False
 
 
@@ -306,4 +326,4 @@ def _trim(path: Path) -> None:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
-    return lines[-1][:500] if lines else "it said nothing"
+    return " ".join(line.strip() for line in lines[-2:])[:600] if lines else "it said nothing"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,49 @@ from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
 from engram.web.sockets import free_port
 from support.backend import Backend
-from support.faults import Fault, Order
+from support.faults import Fault, FaultyServer, Order
 from support.ledger import Ledger
+from support.parts import used
+from support.plain_server import PlainServer
 from support.processes import answers, environment, eventually, run_engram, started
+from support.serving import serving
 
 pytestmark = pytest.mark.crash
 
 OF_THE_GATEWAY = [name for name in FAILPOINTS if name.startswith("memory_store.")]
+OF_IDEMPOTENCY = [name for name in FAILPOINTS if name.startswith("idempotency.")]
 OF_THE_WORKER = [name for name in FAILPOINTS if name.startswith("outbox_worker.")]
 
 
+@pytest.fixture(params=["embedded", "plain"])
+def server(request: pytest.FixtureRequest, backend: Backend) -> Iterator[Server]:
+    """The embedded memory server; and a stand-in that would keep a doubled add twice."""
+    if request.param == "embedded":
+        yield Server(backend.url, backend.faults, backend.contents)
+        return
+    used("OpenMemory", "stand-in: a plain server without idempotency keys, besides the embedded one")
+    plain = PlainServer()
+    faults = FaultyServer(plain)
+    with serving(faults) as url:
+        yield Server(url, faults, plain.contents)
+
+
+@dataclass
+class Server:
+    url: str
+    faults: FaultyServer
+    contents: Callable[[], list[str]]
+
+
 @pytest.fixture
-def served(settings: Settings) -> Settings:
-    return replace(settings, gateway_port=free_port(), store_deadline_seconds=5, outbox_lease_seconds=30)
+def served(settings: Settings, server: Server) -> Settings:
+    return replace(
+        settings,
+        gateway_port=free_port(),
+        openmemory_base_url=server.url,
+        store_deadline_seconds=5,
+        outbox_lease_seconds=30,
+    )
 
 
 @pytest.fixture
@@ -36,6 +67,7 @@ def url(served: Settings) -> str:
 def move_time(dsn: str) -> None:
     """An hour passes: intents are overdue, leases are over, retries are due."""
     with connect(dsn) as connection:
+        connection.execute("UPDATE logbook.idempotency_keys SET locked_at = locked_at - interval '1 hour'")
         connection.execute("UPDATE logbook.memories SET intent_at = intent_at - interval '1 hour'")
         connection.execute(
             "UPDATE logbook.outbox_memory SET locked_at = locked_at - interval '1 hour',"
@@ -53,7 +85,7 @@ def recover(served: Settings) -> None:
 @pytest.mark.parametrize("backend_fails", [False, True], ids=["server-well", "server-ill"])
 @pytest.mark.parametrize("name", OF_THE_GATEWAY)
 def test_a_gateway_killed_anywhere_in_a_store_loses_and_doubles_nothing(
-    served: Settings, url: str, backend: Backend, dsn: str, tmp_path: Path, name: str, backend_fails: bool
+    served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str, backend_fails: bool
 ) -> None:
     reached = _is_reached(name, backend_fails)
     ledger = Ledger(tmp_path / "ledger.jsonl")
@@ -62,17 +94,20 @@ def test_a_gateway_killed_anywhere_in_a_store_loses_and_doubles_nothing(
         eventually(lambda: answers(f"{url}/health"), "the gateway")
         for n in range(2):
             if backend_fails:
-                backend.faults.fail(Order(Fault.AFTER_500))
+                server.faults.fail(Order(Fault.AFTER_500))
             ledger.store(url, f"fact {n}")
-        assert (gateway.poll() == -signal.SIGKILL) is reached, "the failpoint was not where it should be"
-    backend.faults.reset()
+        if reached:
+            assert gateway.wait(10) == -signal.SIGKILL, "the failpoint was never reached"
+        else:
+            assert gateway.poll() is None, "the failpoint was not where it should be"
+    server.faults.reset()
     with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         move_time(dsn)
         ledger.store(url, "fact 1")
     recover(served)
-    assert ledger.verdict(dsn, backend.contents()) == []
-    assert sorted(backend.contents()) == ["fact 0", "fact 1"]
+    assert ledger.verdict(dsn, server.contents()) == []
+    assert sorted(server.contents()) == ["fact 0", "fact 1"]
 
 
 def _is_reached(name: str, backend_fails: bool) -> bool:
@@ -82,20 +117,43 @@ def _is_reached(name: str, backend_fails: bool) -> bool:
     )
 
 
+@pytest.mark.parametrize("name", OF_IDEMPOTENCY)
+def test_a_gateway_killed_anywhere_around_a_key_answers_its_repeat(
+    served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    armed = environment(served, ENGRAM_FAILPOINT=name)
+    with started("serve", env=armed, log=tmp_path / "gateway.log") as gateway:
+        eventually(lambda: answers(f"{url}/health"), "the gateway")
+        assert ledger.store(url, "A fact.", idempotency_key="key-1") is None
+        assert gateway.wait(10) == -signal.SIGKILL
+    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+        eventually(lambda: answers(f"{url}/health"), "the gateway again")
+        move_time(dsn)
+        replies = [ledger.store(url, "A fact.", idempotency_key="key-1") for _ in range(2)]
+    assert replies[0] is not None
+    assert replies[0] == replies[1]
+    assert replies[0]["action"] == "allow"
+    recover(served)
+    assert ledger.verdict(dsn, server.contents()) == []
+    assert server.contents() == ["A fact."]
+
+
 @pytest.mark.parametrize("name", OF_THE_WORKER)
 def test_a_worker_killed_anywhere_delivers_everything_once(
-    served: Settings, url: str, backend: Backend, dsn: str, tmp_path: Path, name: str
+    served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
 ) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
         eventually(lambda: answers(f"{url}/health"), "the gateway")
         for n in range(5):
-            backend.faults.fail(Order(Fault.STATUS, 503))
+            server.faults.fail(Order(Fault.STATUS, 503))
             reply = ledger.store(url, f"fact {n}")
             assert reply is not None
             assert reply["action"] == "deferred"
+    move_time(dsn)
     killed = run_engram("worker", "outbox", "--once", env=environment(served, ENGRAM_FAILPOINT=name))
     assert killed.returncode == -signal.SIGKILL, "the failpoint was never reached"
     recover(served)
-    assert ledger.verdict(dsn, backend.contents()) == []
-    assert sorted(backend.contents()) == [f"fact {n}" for n in range(5)]
+    assert ledger.verdict(dsn, server.contents()) == []
+    assert sorted(server.contents()) == [f"fact {n}" for n in range(5)]

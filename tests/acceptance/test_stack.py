@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from mcp import Client
 from engram.embedded import running_postgres, running_redis
 from engram.postgres.pool import connect
 from engram.web.sockets import free_port
+from support.faults import FaultyServer
 from support.ledger import Ledger
 from support.parts import used
+from support.plain_server import PlainServer
 from support.processes import answers, environment, eventually, run_engram, started
+from support.serving import serving
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -232,11 +236,33 @@ def test_a_taken_port_is_told_plainly(tmp_path: Path) -> None:
     assert running_postgres(tmp_path / "data") is None
 
 
-def test_the_demo_tells_its_story(tmp_path: Path) -> None:
-    done = run_engram("demo", env=environment(TMPDIR=str(tmp_path)), timeout=90)
+def test_the_demo_tells_its_story_and_touches_nothing_of_the_users(tmp_path: Path) -> None:
+    """A settings file in reach points at a database that would refuse: the demo must not read it."""
+    config = tmp_path / "engram.toml"
+    config.write_text("[postgres]\ndsn = 'postgresql://127.0.0.1:9/nowhere'\n")
+    with tempfile.TemporaryDirectory(prefix="e-") as scratch:
+        env = environment(TMPDIR=scratch, ENGRAM_CONFIG=str(config), REDIS_URL="redis://127.0.0.1:9")
+        done = run_engram("demo", env=env, timeout=90)
+        assert list(Path(scratch).iterdir()) == [], "it cleans up after itself"
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^✓", done.stdout, re.MULTILINE)) == 9
-    assert list(tmp_path.iterdir()) == [], "it cleans up after itself"
+
+
+def test_a_stranger_on_the_memory_servers_port_gets_nothing(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with up(data_dir) as first:
+        assert Ledger(tmp_path / "a.jsonl").store(first.url, "Before the stranger.") is not None
+        first.process.send_signal(signal.SIGTERM)
+        first.process.wait(30)
+    stranger = PlainServer()
+    faults = FaultyServer(stranger)
+    port = int((data_dir / "memory" / "port").read_text())
+    with serving(faults, port), up(data_dir) as second:
+        reply = Ledger(tmp_path / "b.jsonl").store(second.url, "After the stranger.")
+        assert reply is not None
+        assert reply["action"] == "allow"
+        assert sorted(second.contents()) == ["After the stranger.", "Before the stranger."]
+    assert faults.calls == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from engram.gateway.memory_query import MemoryQuery, QueryRequest
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.store_reply import StoreRequest
-from engram.kernel.errors import Forbidden, InputError
+from engram.kernel.errors import DatabaseUnavailable, Forbidden, InputError
 from engram.logbook import governance
 from engram.logbook.config import Config
 from support.faults import Fault, Order
@@ -95,12 +95,21 @@ async def test_team_memory_is_shared(store: MemoryStore, query: MemoryQuery, con
 async def test_enough_results_though_most_hits_are_somebody_elses(
     store: MemoryStore, query: MemoryQuery
 ) -> None:
-    for n in range(30):
+    for n in range(120):
         await store.store(put(f"webhook webhook webhook {n}", "bob"))
     for n in range(3):
         await store.store(put(f"one webhook among other words {n}", "ada"))
     reply = await query.query(ask("webhook", "ada", top_k=3))
     assert len(reply.results) == 3
+
+
+async def test_a_database_that_is_away_is_told_as_such(query: MemoryQuery, db, monkeypatch) -> None:
+    async def away(_) -> None:
+        raise DatabaseUnavailable("gone")
+
+    monkeypatch.setattr(db, "run", away)
+    with pytest.raises(DatabaseUnavailable):
+        await query.query(ask("webhook"))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ FAILURES = [
     (Order(Fault.STATUS, 403), "unauthorized", False),
     (Order(Fault.STATUS, 404), "wrong_url", False),
     (Order(Fault.STATUS, 422), "refused", False),
+    (Order(Fault.STATUS, 409), "client_error", False),
+    (Order(Fault.STATUS, 400, {"error": "nul \x00 inside"}), "refused", False),
+    (Order(Fault.STATUS, 200, {"id": "nul \x00 inside"}), "bad_response", True),
     (Order(Fault.STATUS, 429, {"retry_after": 7}), "rate_limited", False),
     (Order(Fault.HTML), "bad_response", True),
     (Order(Fault.NONSENSE), "bad_response", True),
@@ -93,6 +96,36 @@ async def test_any_failure_parks_the_write(
     assert reply.correlation_id == row["correlation_id"] == audit["correlation_id"]
     assert (audit["action"], audit["reason"]) == ("redirect", f"openmemory_write_failed:{reason}")
     assert row["ambiguous"] or not ambiguous
+
+
+async def test_the_worker_is_kept_away_from_a_write_that_may_still_be_applied(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    backend.faults.fail(Fault.AFTER_HANG)
+    await store.store(asked("ambiguous"))
+    backend.faults.fail(Order(Fault.STATUS, 401))
+    await store.store(asked("plain"))
+    waits = {
+        r["payload_md"]: (r["next_attempt_at"] - r["created_at"]).total_seconds()
+        for r in table(dsn, "logbook.outbox_memory")
+    }
+    assert waits["plain"] == 0
+    assert waits["ambiguous"] >= 1
+
+
+async def test_another_database_on_the_same_memory_server_is_not_taken_for_this_one(
+    store: MemoryStore, backend, postgres_server, template, settings, client
+) -> None:
+    """Keys come from the record, not from its number, which starts at one in every database."""
+    from conftest import _fresh_database
+    from engram.postgres.pool import async_pool
+
+    await store.store(asked("first"))
+    for other in _fresh_database(postgres_server, template):
+        async with async_pool(other) as pool:
+            reply = await MemoryStore(AsyncExecutor(pool), client, settings).store(asked("second"))
+    assert reply.action == "allow"
+    assert sorted(backend.contents()) == ["first", "second"]
 
 
 async def test_a_dead_server_parks_the_write(store: MemoryStore, client, dsn: str) -> None:

@@ -9,6 +9,8 @@ from datetime import timedelta
 import pytest
 
 from engram.gateway.outbox_worker import OutboxWorker, calculate_backoff_with_jitter, new_worker_id
+from engram.kernel.content import payload_sha
+from engram.kernel.errors import DatabaseUnavailable
 from engram.logbook import outbox
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import connect
@@ -115,20 +117,19 @@ async def test_refused_content_is_dead_at_once(worker: OutboxWorker, db, backend
     assert sorted(r["status"] for r in rows(dsn)) == ["dead", "sent"]
 
 
-OUTAGES = [
+ABOUT_US = [
     Order(Fault.STATUS, 401),
     Order(Fault.STATUS, 403),
     Order(Fault.STATUS, 404),
+    Order(Fault.STATUS, 405),
+    Order(Fault.STATUS, 301, headers={"location": "http://127.0.0.1:9/"}),
+    Order(Fault.STATUS, 421),
     Order(Fault.STATUS, 429, {"retry_after": 30}),
-    Order(Fault.STATUS, 502),
-    Order(Fault.STATUS, 503),
-    Order(Fault.HANG),
-    Order(Fault.DROP),
 ]
 
 
-@pytest.mark.parametrize("order", OUTAGES, ids=lambda o: f"{o.fault.value}-{o.status}")
-async def test_an_outage_is_not_a_try(worker: OutboxWorker, db, backend, dsn, order: Order) -> None:
+@pytest.mark.parametrize("order", ABOUT_US, ids=lambda o: str(o.status))
+async def test_a_refusal_of_us_is_not_a_try(worker: OutboxWorker, db, backend, dsn, order: Order) -> None:
     await parked(db, "one")
     backend.faults.fail(order)
     counts = await worker.run_once()
@@ -136,6 +137,99 @@ async def test_an_outage_is_not_a_try(worker: OutboxWorker, db, backend, dsn, or
     (row,) = rows(dsn)
     assert (row["status"], row["retry_count"], row["locked_by"]) == ("pending", 0, None)
     assert audits(dsn) == []
+
+
+SILENCE = [Order(Fault.STATUS, 502), Order(Fault.STATUS, 503), Order(Fault.HANG), Order(Fault.DROP)]
+
+
+@pytest.mark.parametrize("order", SILENCE, ids=lambda o: f"{o.fault.value}-{o.status}")
+async def test_an_outage_is_not_a_try(worker: OutboxWorker, db, backend, dsn, order: Order) -> None:
+    """The server fails the probe as well: it is down, whatever the row."""
+    await parked(db, "one")
+    backend.faults.fail(order)
+    backend.faults.fail(Order(Fault.NONE), order, order, path="/memory/all")
+    counts = await worker.run_once()
+    assert (counts.claimed, counts.handed_back) == (1, 1)
+    (row,) = rows(dsn)
+    assert (row["status"], row["retry_count"]) == ("pending", 0)
+    assert row["next_attempt_at"] > row["updated_at"], "it may still be applying the write"
+    assert audits(dsn) == []
+
+
+@pytest.mark.parametrize("order", SILENCE, ids=lambda o: f"{o.fault.value}-{o.status}")
+async def test_a_server_that_fails_this_row_alone_meant_this_row(
+    worker: OutboxWorker, db, backend, dsn, order
+) -> None:
+    await parked(db, "one")
+    backend.faults.fail(order)
+    counts = await worker.run_once()
+    assert (counts.retried, counts.handed_back) == (1, 0)
+    (row,) = rows(dsn)
+    assert (row["status"], row["retry_count"], row["ambiguous"]) == ("pending", 1, True)
+    assert row["next_attempt_at"] - row["updated_at"] >= timedelta(seconds=84)
+
+
+@pytest.mark.parametrize("status", [402, 409, 418, 451])
+async def test_an_answer_nobody_foresaw_is_tried_again(
+    worker: OutboxWorker, db, backend, dsn, status: int
+) -> None:
+    await parked(db, "one")
+    backend.faults.fail(Order(Fault.STATUS, status))
+    assert (await worker.run_once()).retried == 1
+    assert rows(dsn)[0]["status"] == "pending"
+
+
+@pytest.mark.parametrize("answer", [{"id": "a\x00b"}, {"id": ""}, {"id": 7}, {}])
+async def test_an_id_that_cannot_be_kept_does_not_hold_up_the_others(
+    worker: OutboxWorker, db, backend, dsn, answer
+) -> None:
+    await parked(db, "one", "two", "three")
+    backend.faults.fail(Order(Fault.STATUS, 200, answer))
+    counts = await worker.run_once()
+    assert (counts.sent, counts.retried) == (2, 1)
+
+
+async def test_a_row_whose_content_is_being_written_waits_for_that(
+    worker: OutboxWorker, db, backend, dsn
+) -> None:
+    """A script enqueues what a gateway is just sending: one of them delivers it."""
+    with connect(dsn) as connection:
+        connection.execute(
+            "INSERT INTO governance.write_audit (audit_id, target_space, action, status) VALUES (1, 'x', 'pending', 'pending')"
+        )
+        connection.execute(
+            "INSERT INTO logbook.memories (target_space, payload_sha, payload_md, state, audit_id, intent_at, intent_seconds)"
+            " VALUES (%s, %s, 'one', 'intent', 1, now(), 60)",
+            [SPACE, payload_sha("one")],
+        )
+    await parked(db, "one")
+    assert (await worker.run_once()).handed_back == 1
+    assert backend.contents() == []
+
+
+async def test_a_dead_row_remembers_that_it_may_have_arrived(
+    worker: OutboxWorker, db, backend, dsn, settings
+) -> None:
+    await parked(db, "one")
+    worker._settings = replace(settings, outbox_max_retries=1)
+    backend.faults.fail(Fault.AFTER_500)
+    assert (await worker.run_once()).dead == 1
+    assert rows(dsn)[0]["ambiguous"]
+
+
+async def test_a_database_that_blinks_does_not_cost_what_was_delivered(worker: OutboxWorker, db, dsn) -> None:
+    await parked(db, "one")
+    failures = iter([DatabaseUnavailable("gone"), DatabaseUnavailable("still gone")])
+
+    class Blinking:
+        async def run(self, query):
+            if query.statement.name == "outbox.ack_many" and (failure := next(failures, None)):
+                raise failure
+            return await db.run(query)
+
+    worker._db = Blinking()
+    assert (await worker.run_once()).sent == 1
+    assert rows(dsn)[0]["status"] == "sent"
 
 
 async def test_retry_after_is_waited_out(worker: OutboxWorker, db, backend, dsn) -> None:

@@ -20,7 +20,6 @@ from engram.logbook import outbox
 from engram.logbook.config import Config
 from engram.logbook.outbox import Sent
 
-
 BATCH = 5
 DELIVERY_SECONDS = 0.1
 

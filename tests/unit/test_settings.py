@@ -32,6 +32,8 @@ BAD: dict[str, list[str]] = {
     "max_body_bytes": ["1023", str((1 << 30) + 1), "1MB"],
     "store_deadline_seconds": ["0.1", "301", "x"],
     "query_deadline_seconds": ["0.1", "301", "x"],
+    "instance": ["a b", "x" * 65],
+    "idempotency_ttl_seconds": ["0", "-1", "x"],
     "outbox_batch_size": ["0", "1001", "x"],
     "outbox_lease_seconds": ["0", "86401", "1.5"],
     "outbox_base_backoff_seconds": ["0", "86401", "x"],

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from engram.kernel import correlation
-from engram.kernel.errors import EngramError, ErrorCode, InputError
+from engram.kernel.errors import EngramError, ErrorCode, IdempotencyInProgress, InputError
 from engram.kernel.logs import fields
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,10 @@ def envelope_of(error: EngramError) -> dict[str, Any]:
 def reply_to(error: EngramError) -> JSONResponse:
     if error.http_status >= 500:
         log.error("request.failed", extra=fields(code=error.code, error=error.message))
-    return JSONResponse(envelope_of(error), error.http_status)
+    headers = {}
+    if isinstance(error, IdempotencyInProgress):
+        headers["Retry-After"] = str(error.retry_after)
+    return JSONResponse(envelope_of(error), error.http_status, headers=headers)
 
 
 def invalid_arguments(error: ValidationError | RequestValidationError) -> InputError:

@@ -61,7 +61,8 @@ class McpMount:
         try:
             if set(bare) - {"tool", "arguments"} or not isinstance(bare["tool"], str):
                 raise InputError('the bare form is {"tool": name, "arguments": {...}}')
-            return JSONResponse(await call(self._services(), bare["tool"], bare.get("arguments")))
+            answer = await call(self._services(), bare["tool"], bare.get("arguments"))
+            return JSONResponse(answer.body, answer.status_code, headers=answer.headers)
         except EngramError as error:
             return reply_to(error)
 
@@ -81,7 +82,7 @@ class McpMount:
 
     async def _call_tool(self, _: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            result = await call(self._services(), params.name, params.arguments)
+            result = (await call(self._services(), params.name, params.arguments)).body
         except EngramError as error:
             return _tool_error(error)
         except Exception as error:  # noqa: BLE001 - the protocol wants an answer to every call

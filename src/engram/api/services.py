@@ -8,6 +8,7 @@ from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.kernel.settings import Settings
+from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
 
 
@@ -16,5 +17,6 @@ class Services:
     settings: Settings
     db: AsyncExecutor
     client: OpenMemoryClient
+    idempotency: IdempotencyService
     store: MemoryStore
     query: MemoryQuery

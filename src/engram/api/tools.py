@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from engram.api.errors import invalid_arguments
 from engram.api.services import Services
@@ -20,6 +20,7 @@ from engram.gateway.store_reply import StoreReply, StoreRequest
 from engram.kernel import correlation
 from engram.kernel.content import why_unstorable
 from engram.kernel.errors import NotFound
+from engram.logbook.idempotency_keys import Answer
 
 DEFAULT_ACTOR = "local"
 
@@ -31,19 +32,27 @@ class _Arguments(BaseModel):
         default=None, description="Who is acting. Leave out unless you act for a named user."
     )
 
-    @model_validator(mode="after")
-    def _can_be_kept(self) -> Self:
-        for name, value in self:
-            if problem := why_unstorable(value):
-                raise ValueError(f"{name} {problem}")
-        return self
+    @field_validator("*", mode="after")
+    @classmethod
+    def _can_be_kept(cls, value: Any) -> Any:
+        if problem := why_unstorable(value):
+            raise ValueError(problem)
+        return value
 
     @property
     def actor(self) -> str:
         return self.actor_user_id or DEFAULT_ACTOR
 
 
-class StoreArguments(_Arguments):
+class _WriteArguments(_Arguments):
+    idempotency_key: str | None = Field(
+        default=None,
+        description="Your own id for this call. Repeat it when you retry: the effect happens once "
+        "and you get the first answer. Up to 128 letters, digits, dashes and underscores.",
+    )
+
+
+class StoreArguments(_WriteArguments):
     payload_md: str = Field(
         description="The memory itself, as Markdown. One fact or lesson, 200 to 600 words."
     )
@@ -51,17 +60,18 @@ class StoreArguments(_Arguments):
         default=None,
         description="private:<actor> (the default), team:<project> or org:<name>.",
         examples=["team:payments"],
+        max_length=200,
     )
     kind: str | None = Field(
         default=None,
         description="FACT, PROCEDURE, PITFALL, DECISION, REVIEW_GUIDE or REFLECTION.",
         max_length=64,
     )
-    meta_json: dict[str, Any] = Field(
-        default_factory=dict, description="Anything worth keeping beside the text."
+    meta_json: dict[str, Any] | None = Field(
+        default=None, description="Anything worth keeping beside the text."
     )
-    evidence_refs: list[str] = Field(
-        default_factory=list,
+    evidence_refs: list[str] | None = Field(
+        default=None,
         description="Where it comes from: URIs such as mr://project/123.",
         max_length=100,
     )
@@ -93,8 +103,8 @@ async def memory_store(services: Services, asked: StoreArguments) -> StoreReply:
             correlation_id=correlation.current_or_new(),
             target_space=asked.target_space,
             kind=asked.kind,
-            meta_json=asked.meta_json,
-            evidence_refs=asked.evidence_refs,
+            meta_json=asked.meta_json or {},
+            evidence_refs=asked.evidence_refs or [],
             item_id=asked.item_id,
         )
     )
@@ -156,7 +166,7 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-async def call(services: Services, name: str, arguments: Any) -> dict[str, Any]:
+async def call(services: Services, name: str, arguments: Any) -> Answer:
     """Run a tool by name; raises `EngramError` for anything that is not a result."""
     tool = TOOLS.get(name)
     if tool is None:
@@ -165,4 +175,16 @@ async def call(services: Services, name: str, arguments: Any) -> dict[str, Any]:
         asked = tool.arguments.model_validate({} if arguments is None else arguments)
     except ValidationError as error:
         raise invalid_arguments(error) from error
-    return tool.dump(await tool.run(services, asked))
+    return await perform(services, tool, asked)
+
+
+async def perform(services: Services, tool: Tool, asked: _Arguments) -> Answer:
+    """Run a tool once for its idempotency key, however the call came in."""
+    key = asked.idempotency_key if isinstance(asked, _WriteArguments) else None
+    body = asked.model_dump_json(exclude={"idempotency_key"})
+    async with services.idempotency.request(
+        asked.actor, key, path=tool.name, method="TOOL", body=body
+    ) as request:
+        if request.response is not None:
+            return request.response
+        return await request.save(status_code=200, body=tool.dump(await tool.run(services, asked)))

@@ -66,5 +66,8 @@ def _guarded(work: Callable[[], object]) -> None:
         if error.hint:
             print(redact(f"        {error.hint}"), file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        print(f"engram: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -40,6 +40,7 @@ def psql(
     from engram.embedded import postgres_binary, running_postgres
     from engram.kernel.errors import EmbeddedError
     from engram.kernel.settings import Settings
+    from engram.postgres.pool import without_password
 
     settings = Settings.load()
     found = settings.postgres_dsn or running_postgres(settings.data_dir)
@@ -50,8 +51,12 @@ def psql(
     if dsn:
         print(found)
         return
+    shown, password = without_password(found)
+    # By the environment, not the command line: others can read that.
+    if password:
+        os.environ["PGPASSWORD"] = password
     binary = str(postgres_binary("psql"))
-    os.execv(binary, [binary, found, *context.args])  # noqa: S606 - no shell is wanted
+    os.execv(binary, [binary, shown, *context.args])  # noqa: S606 - no shell is wanted
 
 
 def redis_cli(context: typer.Context) -> None:
@@ -70,7 +75,17 @@ def redis_cli(context: typer.Context) -> None:
     # By the environment, not the command line: others can read that.
     os.environ["REDISCLI_AUTH"] = parts.password or ""
     binary = str(redis_binary("redis-cli"))
-    where = ["-h", parts.hostname or "127.0.0.1", "-p", str(parts.port or 6379)]
+    if parts.scheme == "unix":
+        where = ["-s", parts.path]
+    else:
+        where = [
+            "-h",
+            parts.hostname or "127.0.0.1",
+            "-p",
+            str(parts.port or 6379),
+            "-n",
+            parts.path[1:] or "0",
+        ]
     os.execv(binary, [binary, *where, *context.args])  # noqa: S606 - no shell is wanted
 
 

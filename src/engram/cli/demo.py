@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,14 @@ def tell() -> int:
     logs.configure("error", "human")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="engram-demo-") as folder:
-        settings = replace(
-            Settings.load({}),
+        settings = Settings(
             data_dir=Path(folder) / "data",
             gateway_port=free_port(),
             breaker_cooldown_seconds=0.5,
             outbox_poll_seconds=0.2,
         )
         try:
-            with Stack(settings) as stack:
+            with Stack(settings, alone=True) as stack:
                 _say(f"a stack of its own is up on {stack.gateway_url} ({time.monotonic() - started:.1f} s)")
                 _Story(stack).tell()
         except (CheckFailed, EngramError) as error:

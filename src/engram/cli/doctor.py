@@ -85,7 +85,7 @@ def _memory_server(settings: Settings) -> str:
 
 
 def _gateway(settings: Settings) -> str:
-    url = f"http://{settings.gateway_host}:{settings.gateway_port}"
+    url = settings.gateway_url
     reply = httpx2.get(f"{url}/readyz", trust_env=False, timeout=10)
     if reply.status_code != 200:
         raise EngramError(f"{url} is not ready: {reply.text[:300]}")

@@ -44,7 +44,7 @@ def mcp_config(
     from engram.kernel.settings import Settings
 
     settings = Settings.load()
-    url = f"http://{settings.gateway_host}:{settings.gateway_port}/mcp"
+    url = f"{settings.gateway_url}/mcp"
     known = mcp_configurations(url)
     if client not in known:
         raise InputError(f"unknown client {client!r}", hint=f"one of {', '.join(known)}")
@@ -67,12 +67,13 @@ def call_tool(name: str, arguments: dict[str, Any], base_url: str | None = None)
     from engram.kernel.settings import Settings
 
     if base_url is None:
-        settings = Settings.load()
-        base_url = f"http://{settings.gateway_host}:{settings.gateway_port}"
+        base_url = Settings.load().gateway_url
     try:
         with httpx2.Client(base_url=base_url, timeout=60, trust_env=False) as http:
             reply: dict[str, Any] = http.post("/mcp", json={"tool": name, "arguments": arguments}).json()
-    except httpx2.ConnectError as error:
+    except UnicodeEncodeError as error:
+        raise EngramError("the text is not valid Unicode", hint="check the terminal's encoding") from error
+    except (httpx2.HTTPError, ValueError) as error:
         raise EngramError(f"no gateway answers at {base_url}", hint="start one with `engram up`") from error
     if reply.get("success") is False:
         raise EngramError(reply["message"], hint=f"correlation id {reply['correlation_id']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +40,7 @@ def serve() -> None:
         app = assembly.build_app(found)
         assembly.require_schema(found)
         sock = bound(found.gateway_host, found.gateway_port)
-        _told(f"listening on http://{found.gateway_host}:{sock.getsockname()[1]}")
+        _told(f"listening on {replace(found, gateway_port=sock.getsockname()[1]).gateway_url}")
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -62,11 +63,13 @@ def memory_server() -> None:
     key = settings.openmemory_api_key or assembly.memory_api_key(settings.data_dir)
     port = assembly.memory_port(settings.data_dir)
     if settings.memory_dsn:
-        serve_memory(settings.memory_dsn, "127.0.0.1", port, api_key=key)
+        serve_memory(settings.memory_dsn, "127.0.0.1", port, api_key=key, instance=settings.instance)
         return
     with EmbeddedPostgres(settings.data_dir, on_progress=_told) as postgres:
         postgres.ensure_database(assembly.MEMORY_DATABASE)
-        serve_memory(postgres.dsn(assembly.MEMORY_DATABASE), "127.0.0.1", port, api_key=key)
+        serve_memory(
+            postgres.dsn(assembly.MEMORY_DATABASE), "127.0.0.1", port, api_key=key, instance=settings.instance
+        )
 
 
 def worker_outbox(

@@ -52,7 +52,7 @@ def _welcome(stack: Stack) -> None:
     rows = {
         "gateway": f"{url}  (MCP at {url}/mcp, API at {url}/docs)",
         "mode": stack.settings.gateway_mode,
-        "PostgreSQL": "embedded; `engram psql`" if stack.postgres else "yours (POSTGRES_DSN)",
+        "PostgreSQL": "yours (POSTGRES_DSN)" if stack.settings.postgres_dsn else "embedded; `engram psql`",
         "Redis": "embedded; `engram redis-cli`" if stack.redis else "yours (REDIS_URL)",
         "memory server": stack.environment["OPENMEMORY_BASE_URL"],
         "data and logs": str(stack.settings.data_dir),

@@ -63,15 +63,15 @@ class MemoryQuery:
     async def query(self, request: QueryRequest) -> QueryReply:
         _validate(request)
         spaces = [str(space) for space in self._readable(request)]
+        asked = asyncio.create_task(self._answered(request, spaces))
         try:
-            async with asyncio.TaskGroup() as group:
-                answered = group.create_task(self._answered(request, spaces))
-                waiting = group.create_task(self._search(request, spaces, ["parked"]))
-            found, degraded, why = _merged(answered.result(), waiting.result(), request.top_k), False, ""
-        except* BackendError as failed:
-            error = failed.exceptions[0]
-            log.warning("memory_query.degraded", extra=fields(reason=getattr(error, "reason", "")))
+            waiting = await self._search(request, spaces, ["parked"])
+            found, degraded, why = _merged(await asked, waiting, request.top_k), False, ""
+        except BackendError as error:
+            log.warning("memory_query.degraded", extra=fields(reason=error.reason))
             found, degraded, why = await self._degraded(request, spaces), True, str(error)
+        finally:
+            asked.cancel()
         QUERIES.labels(str(degraded).lower()).inc()
         return _reply(request, spaces, found, degraded, why)
 
@@ -86,8 +86,11 @@ class MemoryQuery:
         while True:
             hits = await self._client.query(request.query, k=wanted, seconds=self._deadline)
             known = await self._known(hits, spaces)
-            if len(known) >= request.top_k or len(hits) < wanted or wanted >= MAX_TOP_K:
+            if len(known) >= request.top_k or len(hits) < wanted:
                 return known
+            if wanted >= MAX_TOP_K:
+                # Others' memories fill what the server will give: ours are in the logbook.
+                return _merged(known, await self._search(request, spaces, ["stored"]), request.top_k)
             wanted = min(wanted * 2, MAX_TOP_K)
 
     async def _known(self, hits: Sequence[Hit], spaces: list[str]) -> list[Row]:

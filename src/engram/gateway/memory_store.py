@@ -11,15 +11,16 @@ leave it half done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
+from uuid import UUID
 
 from engram.gateway import policy, store_reply
 from engram.gateway.openmemory_client import Memory, OpenMemoryClient
 from engram.gateway.spaces import parse_space, private_space
 from engram.gateway.store_reply import StoreReply, StoreRequest
+from engram.kernel.backoff import exponential_capped_ms
 from engram.kernel.clock import SYSTEM_CLOCK
-from engram.kernel.content import labelled_sha, payload_sha
+from engram.kernel.content import labelled_sha, payload_sha, why_unstorable
 from engram.kernel.errors import (
     AuditWriteFailed,
     BackendError,
@@ -27,17 +28,19 @@ from engram.kernel.errors import (
     EngramError,
     InputError,
     OutboxEnqueueFailed,
+    SchemaError,
 )
 from engram.kernel.failpoints import failpoint
 from engram.kernel.metrics import STORE_SECONDS, STORES
 from engram.kernel.settings import Settings
+from engram.kernel.unfinished import Unfinished
 from engram.logbook import governance, writes
 from engram.logbook.uri import build_evidence_refs_json, split_evidence_refs
 from engram.logbook.writes import Begun, Write
 from engram.postgres.executors import AsyncExecutor
 
 MAX_PAYLOAD_CHARS = 200_000
-TWIN_POLL_SECONDS = 0.05
+TWIN_POLL_MS = (20, 250)
 
 
 class MemoryStore:
@@ -46,13 +49,14 @@ class MemoryStore:
         self._client = client
         self._project = settings.project_key
         self._deadline = settings.store_deadline_seconds
-        self._running: set[asyncio.Task[StoreReply]] = set()
+        self._looks = max(1, int(self._deadline * 1000 / TWIN_POLL_MS[1]))
+        self._unfinished = Unfinished()
 
     async def store(self, request: StoreRequest) -> StoreReply:
         started = SYSTEM_CLOCK.monotonic()
         _validate(request)
         try:
-            reply = await self._shielded(self._store(request))
+            reply = await self._unfinished.shielded(self._store(request))
         except EngramError:
             STORES.labels("error").inc()
             raise
@@ -62,14 +66,7 @@ class MemoryStore:
 
     async def drain(self) -> None:
         """Wait for writes whose callers have gone; for shutdown."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=self._deadline)
-
-    async def _shielded(self, work: Coroutine[Any, Any, StoreReply]) -> StoreReply:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        await self._unfinished.drain(self._deadline)
 
     async def _store(self, request: StoreRequest) -> StoreReply:
         write, decision = await self._decided(request)
@@ -108,14 +105,21 @@ class MemoryStore:
     async def _begin(self, write: Write) -> Begun:
         """Commit one. A twin in flight is waited for; past its deadline it is parked."""
         with _failing_as(AuditWriteFailed, "the audit could not be written", write, write.target_space):
-            while True:
-                begun = await self._db.run(writes.begin(write, deadline_seconds=self._deadline))
-                if begun.disposition != "in_flight":
-                    return begun
+            query = writes.begin(write, deadline_seconds=self._deadline)
+            while (begun := await self._db.run(query)).disposition == "in_flight":
                 if begun.overdue:
                     await self._db.run(writes.park_abandoned(begun.audit_id))
                 else:
-                    await asyncio.sleep(TWIN_POLL_SECONDS)
+                    await self._wait_for_twin(begun.audit_id)
+            return begun
+
+    async def _wait_for_twin(self, audit_id: int) -> None:
+        """A small read now and then, until the twin's outcome is known or its time is up."""
+        for attempt in range(1, self._looks + 1):
+            await asyncio.sleep(exponential_capped_ms(attempt, *TWIN_POLL_MS) / 1000)
+            row = await self._db.run(writes.outcome(audit_id))
+            if row is None or row["status"] != "pending":
+                return
 
     async def _finish(
         self, request: StoreRequest, write: Write, decision: policy.Decision, begun: Begun
@@ -138,7 +142,7 @@ class MemoryStore:
             content=write.payload_md,
             space=write.target_space,
             payload_sha=write.payload_sha,
-            idempotency_key=idempotency_key(begun.memory_record_id),
+            idempotency_key=idempotency_key(begun.delivery_key),
             metadata=metadata_of(write.kind, write.actor_user_id, write.correlation_id, write.meta_json),
         )
         memory_id, _ = await self._client.store(memory, find_first=begun.ambiguous, seconds=self._deadline)
@@ -157,6 +161,7 @@ class MemoryStore:
             reason=f"openmemory_write_failed:{error.reason}",
             error=error.message,
             ambiguous=error.ambiguous,
+            delay_seconds=self._deadline if error.ambiguous else 0.0,
         )
         with _failing_as(OutboxEnqueueFailed, "the write could not be parked", write, write.target_space):
             parked = await self._db.run(query)
@@ -179,9 +184,10 @@ class MemoryStore:
         raise AuditWriteFailed("the write was finished elsewhere and is gone", context=_context(write))
 
 
-def idempotency_key(memory_record_id: int) -> str:
-    """By the record, never by the attempt: every delivery of a memory has the same key."""
-    return f"engram-memory-{memory_record_id}"
+def idempotency_key(delivery_key: UUID) -> str:
+    """By the record, never by the attempt: every delivery of a memory has the same key, and no
+    memory of another database has it."""
+    return f"engram-{delivery_key}"
 
 
 def metadata_of(
@@ -197,16 +203,12 @@ def _validate(request: StoreRequest) -> None:
         wrong["payload_md"] = "must not be empty"
     elif len(request.payload_md) > MAX_PAYLOAD_CHARS:
         wrong["payload_md"] = f"has {len(request.payload_md)} characters; the limit is {MAX_PAYLOAD_CHARS}"
-    elif "\x00" in request.payload_md or _has_surrogate(request.payload_md):
-        wrong["payload_md"] = "must be plain Unicode text without NUL characters"
+    elif problem := why_unstorable(request.payload_md):
+        wrong["payload_md"] = problem
     if parse_space(f"private:{request.actor_user_id}") is None:
         wrong["actor_user_id"] = "must be 1 to 128 characters without spaces"
     if wrong:
         raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) -> Write:
@@ -254,7 +256,7 @@ class _failing_as:  # noqa: N801 - reads as a statement
         return None
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if isinstance(error, DatabaseError):
+        if isinstance(error, DatabaseError | SchemaError):
             raise self._kind(
                 f"{self._said}: {error.message}",
                 hint="nothing was acknowledged; try again",

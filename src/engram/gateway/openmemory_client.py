@@ -19,11 +19,14 @@ import httpx2
 from pydantic_core import from_json
 
 from engram.gateway.breaker import Breaker, Ticket
+from engram.kernel.content import storable, why_unstorable
 from engram.kernel.errors import BackendError
 
 MAX_ANSWER_BYTES = 4 << 20
 LOOKUP_CANDIDATES = 20
 
+# Answers of something that is not the API: nothing is said about the memory.
+_WRONG_URL = frozenset({404, 405, 407, 410, 421})
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -80,7 +83,7 @@ class OpenMemoryClient:
             return found, True
         answer = await self._call("POST", "/memory/add", until, _add_body(memory), key=memory.idempotency_key)
         memory_id = answer.get("id")
-        if not isinstance(memory_id, str) or not memory_id:
+        if not isinstance(memory_id, str) or not memory_id or why_unstorable(memory_id):
             raise _nonsense("no id in the answer to an add")
         if answer.get("deduplicated") and not await self._is_ours(memory_id, memory, until):
             raise BackendError(
@@ -193,7 +196,7 @@ def _refused(method: str, path: str, status: int, headers: Mapping[str, str], ra
         return BackendError(said, reason="unauthorized", retryable=True, outage=True)
     if status == 404 and method == "GET":
         return BackendError(said, reason="not_found", retryable=False)
-    if status == 404:
+    if status in _WRONG_URL or 300 <= status < 400:
         return BackendError(said, reason="wrong_url", retryable=True, outage=True)
     if status == 429:
         after = _retry_after(headers, raw)
@@ -202,7 +205,9 @@ def _refused(method: str, path: str, status: int, headers: Mapping[str, str], ra
         return BackendError(said, reason="unavailable", retryable=True, outage=True, ambiguous=True)
     if status in (408, 425) or status >= 500:
         return BackendError(said, reason="server_error", retryable=True, ambiguous=True)
-    return BackendError(f"{said}: {_excerpt(raw)}", reason="refused", retryable=False)
+    if status in (400, 413, 422):
+        return BackendError(f"{said}: {_excerpt(raw)}", reason="refused", retryable=False)
+    return BackendError(f"{said}: {_excerpt(raw)}", reason="client_error", retryable=True)
 
 
 def _retry_after(headers: Mapping[str, str], raw: bytes) -> float | None:
@@ -231,13 +236,14 @@ def _object(raw: bytes) -> dict[str, Any]:
 def _hits(answer: Mapping[str, Any]) -> list[Hit]:
     matches: Sequence[Any] = answer.get("matches") or []
     try:
-        return [Hit(str(m["id"]), str(m["content"]), float(m.get("score") or 0.0)) for m in matches]
+        hits = [Hit(str(m["id"]), str(m["content"]), float(m.get("score") or 0.0)) for m in matches]
+        return [hit for hit in hits if not why_unstorable(hit.memory_id)]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise _nonsense("matches that are none") from error
 
 
 def _excerpt(raw: bytes) -> str:
-    return raw[:200].decode("utf-8", "replace").replace("\n", " ")
+    return storable(raw[:200].decode("utf-8", "replace")).replace("\n", " ")
 
 
 def _add_body(memory: Memory) -> dict[str, Any]:

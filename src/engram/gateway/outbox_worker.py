@@ -2,9 +2,10 @@
 
 `run_once` leases a batch, delivers its rows concurrently, and settles them in
 bulk, each with its audit in the same statement. A failure that says nothing
-about a row (no connection, a refused key, an overloaded server) hands the row
-back without counting a try, and while the memory server is down nothing is
-claimed at all, so no outage uses up a row's retries.
+about a row (no connection, a refused key, a server that fails its probe too)
+hands the row back without counting a try, and while the memory server is down
+nothing is claimed at all, so no outage uses up a row's retries. A server that
+fails this row alone meant this row: that counts.
 
     python -m engram.gateway.outbox_worker --once | --loop
 """
@@ -23,7 +24,8 @@ from typing import TypeVar
 from engram.gateway.memory_store import idempotency_key, metadata_of
 from engram.gateway.openmemory_client import Memory, OpenMemoryClient
 from engram.kernel.backoff import exponential_with_jitter
-from engram.kernel.errors import BackendError
+from engram.kernel.clock import SYSTEM_CLOCK
+from engram.kernel.errors import BackendError, DatabaseError
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
 from engram.kernel.metrics import OUTBOX_SETTLED
@@ -34,6 +36,10 @@ from engram.postgres.executors import AsyncExecutor
 from engram.postgres.query import Query, Row
 
 log = logging.getLogger(__name__)
+
+SETTLE_AGAIN_SECONDS = 0.2
+# Refusals of us, not of a memory; and no connection at all. No probe is needed to tell.
+_ABOUT_THE_SERVER = frozenset({"connection", "breaker_open", "unauthorized", "wrong_url", "rate_limited"})
 
 
 def calculate_backoff_with_jitter(
@@ -120,46 +126,45 @@ class OutboxWorker:
         return self._healthy
 
     async def _deliver(self, row: Row) -> Outcome:
+        """What became of one row. A database that is away says nothing about it."""
+        try:
+            known = await self._db.run(memories.by_content.query(row["target_space"], row["payload_sha"]))
+            return _settled_elsewhere(row, known) or await self._send(row, known)
+        except DatabaseError as error:
+            return Released(row["outbox_id"], row["lease_token"], error.message)
+
+    async def _send(self, row: Row, known: Row | None) -> Outcome:
         outbox_id, token = row["outbox_id"], row["lease_token"]
-        if there := await self._already_there(row):
-            return Sent(outbox_id, token, there, "outbox_flush_dedup_hit")
         if not await self._db.run(outbox.renew_lease.query(outbox_id, self.worker_id, lease_token=token)):
             return LeaseLost(outbox_id, token)
         try:
             memory_id, found = await self._client.store(
-                await self._memory_of(row), find_first=row["ambiguous"], seconds=self._call_seconds
+                _memory_of(row, known), find_first=row["ambiguous"], seconds=self._call_seconds
             )
         except BackendError as error:
-            return self._failure(row, error)
-        return Sent(
-            outbox_id, token, memory_id, "outbox_flush_dedup_hit" if found else "outbox_flush_success"
-        )
+            return await self._failure(row, error)
+        reason = "outbox_flush_dedup_hit" if found else "outbox_flush_success"
+        return Sent(outbox_id, token, memory_id, reason)
 
-    async def _already_there(self, row: Row) -> str | None:
-        """Another write brought the same content there in the meantime."""
-        known = await self._db.run(memories.by_content.query(row["target_space"], row["payload_sha"]))
-        return known["memory_id"] if known and known["state"] == "stored" else None
-
-    async def _memory_of(self, row: Row) -> Memory:
-        records = await self._db.run(memories.records_of.query([row["outbox_id"]]))
-        record = records.get(row["outbox_id"])
-        return Memory(
-            content=row["payload_md"],
-            space=row["target_space"],
-            payload_sha=row["payload_sha"],
-            idempotency_key=idempotency_key(record) if record else f"engram-outbox-{row['outbox_id']}",
-            metadata=metadata_of(row["kind"], row["actor_user_id"], row["correlation_id"], row["meta_json"]),
-        )
-
-    def _failure(self, row: Row, error: BackendError) -> Outcome:
+    async def _failure(self, row: Row, error: BackendError) -> Outcome:
         outbox_id, token = row["outbox_id"], row["lease_token"]
         tries = row["retry_count"] + 1
-        if error.outage:
-            self._healthy = False
-            return Released(outbox_id, token, error.message, error.retry_after or 0.0, error.ambiguous)
+        if await self._is_outage(error):
+            # The server may still be applying it: a look that comes too soon finds nothing.
+            delay = max(error.retry_after or 0.0, 2 * self._call_seconds if error.ambiguous else 0.0)
+            return Released(outbox_id, token, error.message, delay, error.ambiguous)
         if not error.retryable or tries >= self._settings.outbox_max_retries:
-            return Dead(outbox_id, token, error.message)
+            return Dead(outbox_id, token, error.message, error.ambiguous)
         return Failed(outbox_id, token, error.message, delay=self._backoff(tries), ambiguous=error.ambiguous)
+
+    async def _is_outage(self, error: BackendError) -> bool:
+        """No answer, or none about this memory. A server that is well otherwise meant this one."""
+        if not error.outage:
+            return False
+        self._healthy = False
+        if error.reason in _ABOUT_THE_SERVER:
+            return True
+        return not await self._reachable()
 
     def _backoff(self, tries: int) -> int:
         return calculate_backoff_with_jitter(
@@ -174,12 +179,21 @@ class OutboxWorker:
         for query in self._settling(outcomes):
             settled |= await self._settled(query)
         refused = [(o.outbox_id, int(o.lease_token or 0)) for o in outcomes if o.outbox_id not in settled]
-        lost = await self._db.run(outbox.record_conflicts.query(refused)) if refused else set()
+        lost = await self._settled(outbox.record_conflicts.query(refused)) if refused else set()
         failpoint("outbox_worker.after_settle")
         return _counted(outcomes, settled, lost)
 
     async def _settled(self, query: Query[set[int]]) -> set[int]:
-        return await self._db.run(query)
+        """Insist while the leases live: what was delivered must not wait for them to run out."""
+        give_up = SYSTEM_CLOCK.monotonic() + self._settings.outbox_lease_seconds / 2
+        while True:
+            try:
+                return await self._db.run(query)
+            except DatabaseError as error:
+                if not error.retryable or SYSTEM_CLOCK.monotonic() > give_up:
+                    raise
+                log.warning("outbox.settle_failed", extra=fields(code=error.code, error=error.message))
+                await asyncio.sleep(SETTLE_AGAIN_SECONDS)
 
     def _settling(self, outcomes: Sequence[Outcome]) -> Iterator[Query[set[int]]]:
         if sent := _only(Sent, outcomes):
@@ -190,6 +204,26 @@ class OutboxWorker:
             yield outbox.dead_many.query(self.worker_id, dead)
         if released := _only(Released, outcomes):
             yield outbox.release_many.query(self.worker_id, released)
+
+
+def _settled_elsewhere(row: Row, known: Row | None) -> Outcome | None:
+    """Another write brought the same content there, or is about to."""
+    if known and known["state"] == "stored":
+        return Sent(row["outbox_id"], row["lease_token"], known["memory_id"], "outbox_flush_dedup_hit")
+    if known and known["state"] == "intent" and known["intent_left_seconds"] > 0:
+        return Released(row["outbox_id"], row["lease_token"], delay=known["intent_left_seconds"])
+    return None
+
+
+def _memory_of(row: Row, known: Row | None) -> Memory:
+    key = idempotency_key(known["delivery_key"]) if known else f"engram-outbox-{row['outbox_id']}"
+    return Memory(
+        content=row["payload_md"],
+        space=row["target_space"],
+        payload_sha=row["payload_sha"],
+        idempotency_key=key,
+        metadata=metadata_of(row["kind"], row["actor_user_id"], row["correlation_id"], row["meta_json"]),
+    )
 
 
 def _only(kind: type[Kind], outcomes: Iterable[Outcome]) -> list[Kind]:

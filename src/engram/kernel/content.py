@@ -48,6 +48,18 @@ def why_unstorable(value: object, depth: int = 0) -> str | None:
     return next((problem for part in parts if (problem := why_unstorable(part, depth + 1))), None)
 
 
+MAX_ERROR_CHARS = 2000
+
+
+def storable(text: str) -> str:
+    """Somebody else's words, cut short and without what PostgreSQL cannot hold: for error columns.
+
+    >>> storable("a\\x00b")
+    'a�b'
+    """
+    return text[:MAX_ERROR_CHARS].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def _why_unstorable_text(text: str) -> str | None:
     if "\x00" in text:
         return "must not contain NUL"

@@ -199,6 +199,10 @@ class Settings:
         "ENGRAM_QUERY_DEADLINE_SECONDS", "gateway.query-deadline-seconds", _number(0.2, 300), 5.0,
         "5", "After this a query is answered from the logbook.",
     )  # fmt: skip
+    idempotency_ttl_seconds: int = _setting(
+        "IDEMPOTENCY_TTL_SECONDS", "idempotency.ttl-seconds", _integer(1, 31_536_000), 86_400,
+        "86400", "How long a request's answer is kept for its repeats.",
+    )  # fmt: skip
     outbox_batch_size: int = _setting(
         "OUTBOX_BATCH_SIZE", "outbox.batch-size", _integer(1, 1000), 10,
         "10", "Rows a worker leases at once.",
@@ -227,6 +231,10 @@ class Settings:
         "OUTBOX_POLL_SECONDS", "outbox.poll-seconds", _number(0.05, 3600), 1.0,
         "1", "How often an idle worker looks for work.",
     )  # fmt: skip
+    instance: str | None = _setting(
+        "ENGRAM_INSTANCE", "engram.instance", _key, None,
+        "a1b2c3", "Told by /health, so that a supervisor knows its own roles.",
+    )  # fmt: skip
     log_level: str = _setting(
         "ENGRAM_LOG_LEVEL", "log.level", _choice("debug", "info", "warning", "error"), "info",
         "info", "The least severe line that is written.",
@@ -235,6 +243,11 @@ class Settings:
         "ENGRAM_LOG_FORMAT", "log.format", _choice("auto", "human", "json"), "auto",
         "json", "human on a terminal and JSON elsewhere, unless said otherwise.",
     )  # fmt: skip
+
+    @property
+    def gateway_url(self) -> str:
+        host = f"[{self.gateway_host}]" if ":" in self.gateway_host else self.gateway_host
+        return f"http://{host}:{self.gateway_port}"
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, *, file: Path | None = None) -> Settings:

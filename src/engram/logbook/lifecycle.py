@@ -62,6 +62,26 @@ AUDIT = StateMachine(
 )
 
 
+IDEMPOTENCY = StateMachine(
+    "idempotency_keys",
+    initial=["reserved"],
+    meanings={
+        "reserved": "leased: the effect is running",
+        "unfinished": "nobody's lease: the same request may resume it, with the same resource id",
+        "completed": "the answer is stored and is what every repeat gets",
+        "expired": "as if the key had never been used, until it is swept",
+    },
+    transitions=[
+        ("renew", "reserved", "reserved"),
+        ("save", "reserved", "completed"),
+        ("release, or the lease runs out", "reserved", "unfinished"),
+        ("resume, or renew late", "unfinished", "reserved"),
+        ("TTL after the last lease", "unfinished", "expired"),
+        ("TTL after completion", "completed", "expired"),
+        ("reserve anew", "expired", "reserved"),
+    ],
+)
+
 ACTIONS = {
     "pending": "begun; exactly while the status is pending",
     "allow": "stored",

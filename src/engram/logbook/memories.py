@@ -12,7 +12,7 @@ from typing import Any
 
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.query import Query, Row, maybe_row, rows
+from engram.postgres.query import Query, maybe_row, rows
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import any_of, tokenize
 
@@ -58,12 +58,6 @@ def by_content(
 
 
 @primitive
-def records_of(outbox_ids: Sequence[int], config: Config | None = None) -> Query[dict[int, int]]:
-    """memory_record_id by outbox_id."""
-    return Query(SQL["records_of"], _by_outbox, {"outbox_ids": list(outbox_ids)})
-
-
-@primitive
 def forget(
     memory_record_id: int,
     actor_user_id: str,
@@ -79,7 +73,3 @@ def forget(
         "correlation_id": correlation_id,
     }
     return Query(SQL["forget"], maybe_row, params)
-
-
-def _by_outbox(found: list[Row]) -> dict[int, int]:
-    return {row["outbox_id"]: row["memory_record_id"] for row in found}

@@ -46,14 +46,12 @@ ORDER BY memory_record_id;
 
 -- name: by_content
 -- The memory with this content in this space, unless it was forgotten.
-SELECT memory_record_id, target_space, payload_sha, kind, meta_json, actor_user_id, state, memory_id,
-       audit_id, outbox_id, created_at, updated_at
+SELECT memory_record_id, delivery_key, target_space, payload_sha, kind, meta_json, actor_user_id, state,
+       memory_id, audit_id, outbox_id, created_at, updated_at,
+       COALESCE(EXTRACT(epoch FROM intent_at + make_interval(secs => intent_seconds) - now()), 0)::float8
+           AS intent_left_seconds
 FROM logbook.memories
 WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s AND state <> 'forgotten';
-
--- name: records_of
--- The memories that outbox rows stand for.
-SELECT outbox_id, memory_record_id FROM logbook.memories WHERE outbox_id = ANY(%(outbox_ids)s);
 
 -- name: forget
 -- A memory becomes unreadable at once, its outbox row is never sent, and the audit says who asked.

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from engram.kernel.content import payload_sha as sha_of
-from engram.kernel.content import why_unstorable
+from engram.kernel.content import storable, why_unstorable
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
@@ -28,8 +28,6 @@ from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
 
 SQL = load_sql("engram.logbook", "outbox.sql")
-
-_MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +60,7 @@ class Dead:
     outbox_id: int
     lease_token: int | None
     error: str
+    ambiguous: bool = False
     reason: str = "outbox_flush_dead"
 
 
@@ -307,7 +306,7 @@ def _fail(worker_id: str, deliveries: Iterable[Failed], read: Any, *, audited: b
     params = {
         **_leases(worker_id, asked),
         "audited": audited,
-        "errors": [_trimmed(d.error) for d in asked],
+        "errors": [storable(d.error) for d in asked],
         "next_attempts": [d.next_attempt_at for d in asked],
         "delays": [d.delay for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
@@ -321,7 +320,8 @@ def _dead(worker_id: str, deliveries: Iterable[Dead], read: Any, *, audited: boo
     params = {
         **_leases(worker_id, asked),
         "audited": audited,
-        "errors": [_trimmed(d.error) for d in asked],
+        "errors": [storable(d.error) for d in asked],
+        "ambiguous": [d.ambiguous for d in asked],
         "reasons": [d.reason for d in asked],
     }
     return Query(SQL["dead_many"], read, params)
@@ -331,15 +331,11 @@ def _release(worker_id: str, leases: Iterable[Released], read: Any) -> Query[Any
     asked = _distinct(leases)
     params = {
         **_leases(worker_id, asked),
-        "errors": [None if d.error is None else _trimmed(d.error) for d in asked],
+        "errors": [None if d.error is None else storable(d.error) for d in asked],
         "delays": [d.delay for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
     }
     return Query(SQL["release_many"], read, params)
-
-
-def _trimmed(error: str) -> str:
-    return error.replace("\x00", "\ufffd")[:_MAX_ERROR]
 
 
 def _check_content(payload_md: str, target_space: str) -> None:

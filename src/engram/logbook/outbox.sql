@@ -17,7 +17,7 @@ WITH drawn AS MATERIALIZED (
            %(words)s::tsvector
     FROM queued WHERE status = 'pending'
     ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
-    DO UPDATE SET outbox_id = CASE WHEN m.state = 'parked' THEN EXCLUDED.outbox_id ELSE m.outbox_id END
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END
 )
 SELECT outbox_id FROM queued;
 
@@ -31,10 +31,12 @@ WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s
 -- Lease due rows, oldest first. A lease is over once its own length has passed.
 WITH due AS MATERIALIZED (
     SELECT outbox_id FROM logbook.outbox_memory
+    -- Written so that the planner, on a table not analysed yet, does not take a match
+    -- for rare and sort them all: it must walk outbox_due in order and stop.
     WHERE status = 'pending'
-      AND forgotten_at IS NULL
       AND next_attempt_at <= now()
-      AND (locked_at IS NULL OR locked_at + make_interval(secs => lease_seconds) <= now())
+      AND NOT COALESCE(forgotten_at IS NOT NULL, false)
+      AND COALESCE(locked_at + make_interval(secs => lease_seconds) <= now(), true)
     ORDER BY next_attempt_at, outbox_id
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
@@ -170,10 +172,10 @@ SELECT outbox_id FROM settled;
 -- Give held rows up for good; each has, if asked, its audit.
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[],
-                         %(errors)s::text[], %(reasons)s::text[])
-        AS t (outbox_id, lease_token, error, reason)
+                         %(errors)s::text[], %(ambiguous)s::bool[], %(reasons)s::text[])
+        AS t (outbox_id, lease_token, error, ambiguous, reason)
 ), held AS MATERIALIZED (
-    SELECT o.outbox_id, asked.error, asked.reason
+    SELECT o.outbox_id, asked.error, asked.ambiguous, asked.reason
     FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
     WHERE o.status = 'pending'
       AND o.locked_by = %(worker_id)s
@@ -185,6 +187,7 @@ WITH asked AS MATERIALIZED (
     UPDATE logbook.outbox_memory o
     SET status = 'dead',
         last_error = held.error,
+        ambiguous = o.ambiguous OR held.ambiguous,
         locked_at = NULL,
         locked_by = NULL,
         updated_at = now()
@@ -252,7 +255,7 @@ WITH given AS MATERIALIZED (
     FROM given JOIN queued USING (target_space, payload_sha)
     WHERE queued.status = 'pending'
     ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
-    DO UPDATE SET outbox_id = CASE WHEN m.state = 'parked' THEN EXCLUDED.outbox_id ELSE m.outbox_id END
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END
 )
 SELECT outbox_id, target_space, payload_sha FROM queued;
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from engram.kernel.content import storable
 from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
@@ -55,6 +57,7 @@ class Begun:
 
     disposition: Disposition
     memory_record_id: int
+    delivery_key: UUID
     audit_id: int
     memory_id: str | None
     outbox_id: int | None
@@ -91,13 +94,23 @@ def finish_stored(audit_id: int, memory_id: str) -> Query[bool]:
 
 
 def park(
-    audit_id: int, *, reason: str, error: str, ambiguous: bool, overdue_only: bool = False
+    audit_id: int,
+    *,
+    reason: str,
+    error: str,
+    ambiguous: bool,
+    delay_seconds: float = 0.0,
+    overdue_only: bool = False,
 ) -> Query[Parked | None]:
-    """None: somebody else finished this write first, or (`overdue_only`) it still has time."""
+    """None: somebody else finished this write first, or (`overdue_only`) it still has time.
+
+    `delay_seconds` keeps the worker away from a server that may still be applying the write.
+    """
     params = {
         "audit_id": audit_id,
         "reason": reason,
-        "error": error,
+        "error": storable(error),
+        "delay_seconds": delay_seconds,
         "ambiguous": ambiguous,
         "overdue_only": overdue_only,
     }

@@ -22,7 +22,7 @@ WITH drawn AS MATERIALIZED (
                   SELECT FROM logbook.outbox_memory o
                   WHERE o.outbox_id = m.outbox_id AND o.status = 'dead') AS dead) AS given_up
     )
-    RETURNING memory_record_id, state, audit_id, memory_id, outbox_id,
+    RETURNING memory_record_id, delivery_key, state, audit_id, memory_id, outbox_id,
               COALESCE((SELECT o.ambiguous FROM logbook.outbox_memory o
                         WHERE o.outbox_id = m.outbox_id), false) AS ambiguous,
               intent_at + make_interval(secs => intent_seconds) <= now() AS overdue
@@ -49,7 +49,7 @@ WITH drawn AS MATERIALIZED (
            CASE disposition WHEN 'fresh' THEN NULL ELSE now() END
     FROM decided WHERE disposition <> 'in_flight'
 )
-SELECT disposition, memory_record_id, audit_id, memory_id, outbox_id, ambiguous, overdue FROM decided;
+SELECT disposition, memory_record_id, delivery_key, audit_id, memory_id, outbox_id, ambiguous, overdue FROM decided;
 
 -- name: finish_stored
 -- Commit two, the memory server has it: audit and memory become final together, once.
@@ -85,8 +85,9 @@ WITH audit AS MATERIALIZED (
 ), queued AS (
     INSERT INTO logbook.outbox_memory AS o
         (outbox_id, target_space, payload_sha, payload_md, item_id, last_error, ambiguous,
-         correlation_id, actor_user_id, kind, meta_json, evidence_refs_json)
+         next_attempt_at, correlation_id, actor_user_id, kind, meta_json, evidence_refs_json)
     SELECT drawn_id, target_space, payload_sha, payload_md, item_id, %(error)s, %(ambiguous)s,
+           now() + make_interval(secs => %(delay_seconds)s),
            correlation_id, actor_user_id, kind, meta_json, evidence_refs_json
     FROM intent
     ON CONFLICT (target_space, payload_sha) WHERE status <> 'dead' AND forgotten_at IS NULL

@@ -45,10 +45,12 @@ def create_app(
     database: AsyncExecutor | str,
     api_keys: Mapping[str, str] | None = None,
     allowed_hosts: Collection[str] = (),
+    instance: str | None = None,
 ) -> FastAPI:
     """The server as an ASGI application; given a DSN, it opens and closes its own pool."""
     app = FastAPI(title="engram memory server", version=__version__, lifespan=_lifespan(database))
     app.state.keys = ApiKeys(api_keys or {})
+    app.state.instance = instance
     app.include_router(routes)
     app.add_middleware(Guards, refuse=reply_to, max_body_bytes=MAX_BODY_BYTES, allowed_hosts=allowed_hosts)
     _answer_errors(app)
@@ -110,7 +112,8 @@ async def health(request: Request) -> Response:
         await _run(request, store.ping())
     except EngramError:
         return JSONResponse({"ok": False}, 503)
-    return JSONResponse({"ok": True, "server": "engram", "version": __version__})
+    instance = request.app.state.instance
+    return JSONResponse({"ok": True, "server": "engram", "version": __version__, "instance": instance})
 
 
 def _tenant(request: Request) -> str:

@@ -17,7 +17,13 @@ _GRACE_SECONDS = 5
 
 
 def serve(
-    dsn: str, host: str, port: int, *, api_key: str | None = None, allowed_hosts: Collection[str] = ()
+    dsn: str,
+    host: str,
+    port: int,
+    *,
+    api_key: str | None = None,
+    allowed_hosts: Collection[str] = (),
+    instance: str | None = None,
 ) -> None:
     """Serve `dsn` on `host:port`; raises `EngramError` when it cannot start."""
     if not api_key and not is_loopback(host):
@@ -28,7 +34,7 @@ def serve(
     hide(api_key)
     prepare(dsn)
     uvicorn.run(
-        create_app(dsn, {api_key: OPEN_TENANT} if api_key else {}, {host, *allowed_hosts}),
+        create_app(dsn, {api_key: OPEN_TENANT} if api_key else {}, {host, *allowed_hosts}, instance),
         host=host,
         port=port,
         loop="uvloop",

@@ -94,6 +94,7 @@ CREATE INDEX outbox_due ON logbook.outbox_memory (next_attempt_at, outbox_id) WH
 
 CREATE TABLE logbook.memories (
     memory_record_id   bigserial PRIMARY KEY,
+    delivery_key       uuid NOT NULL DEFAULT gen_random_uuid(),
     target_space       text NOT NULL,
     payload_sha        text NOT NULL,
     payload_md         text NOT NULL,

@@ -137,7 +137,8 @@ CREATE TRIGGER write_audit_is_never_emptied BEFORE TRUNCATE ON governance.write_
 -- What engram itself knows of every memory: enough to answer a query when the
 -- memory server cannot, and to deliver the memory when nobody else has it.
 CREATE TABLE logbook.memories (
-    memory_record_id   bigserial PRIMARY KEY, -- engram's own id; the memory server's idempotency key comes from it
+    memory_record_id   bigserial PRIMARY KEY, -- engram's own id
+    delivery_key       uuid NOT NULL DEFAULT gen_random_uuid(), -- the idempotency key of every delivery of this memory
     target_space       text NOT NULL,
     payload_sha        text NOT NULL,         -- lower-case hex SHA-256 of payload_md in UTF-8
     payload_md         text NOT NULL,

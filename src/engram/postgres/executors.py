@@ -5,14 +5,40 @@ A query is one statement and one transaction: it is done or it is not.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
+
+import psycopg
 
 from engram.kernel.errors import DatabaseUnavailable
 from engram.postgres.errors import translated
-from engram.postgres.pool import AsyncPool, SyncPool
-from engram.postgres.query import Query
+from engram.postgres.pool import STATEMENT_TIMEOUT_MS, AsyncPool, SyncPool
+from engram.postgres.query import Query, Row
 
 T = TypeVar("T")
+
+
+# Past the server's own time-out: a server that is stalled does not keep its own.
+CLIENT_DEADLINE_SECONDS = STATEMENT_TIMEOUT_MS / 1000 + 5
+
+
+@contextmanager
+def _cut_off_after(seconds: float, connection: psycopg.AsyncConnection[Row]) -> Iterator[None]:
+    """Shut the connection's socket when the time is up; cancelling would wait for the server too."""
+
+    def cut() -> None:
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+
+    timer = asyncio.get_running_loop().call_later(seconds, cut)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class SyncExecutor:
@@ -39,8 +65,9 @@ class AsyncExecutor:
         try:
             with translated(query.statement.name):
                 async with self.pool.connection() as connection:
-                    cursor = await connection.execute(query.statement.text, query.params)
-                    return query.read(await cursor.fetchall() if cursor.description else [])
+                    with _cut_off_after(CLIENT_DEADLINE_SECONDS, connection):
+                        cursor = await connection.execute(query.statement.text, query.params)
+                        return query.read(await cursor.fetchall() if cursor.description else [])
         except DatabaseUnavailable:
             await self.pool.check()
             raise

@@ -53,6 +53,15 @@ def bounded(dsn: str, *, application_name: str = "engram") -> str:
     return make_conninfo(dsn, **{k: v for k, v in defaults.items() if k not in given}, options=options)
 
 
+def without_password(dsn: str) -> tuple[str, str | None]:
+    """The DSN fit to be shown, and the password that was in it."""
+    given = conninfo_to_dict(dsn)
+    password = given.pop("password", None)
+    return make_conninfo("", **{k: v for k, v in given.items() if v is not None}), str(
+        password
+    ) if password else None
+
+
 def connect(dsn: str, *, application_name: str = "engram") -> psycopg.Connection[Row]:
     """One connection outside any pool."""
     with translated("connect"):

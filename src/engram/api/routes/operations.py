@@ -20,7 +20,12 @@ routes = APIRouter(tags=["operations"])
 async def health(request: Request) -> dict[str, Any]:
     """Alive, and in which mode. Says nothing of what engram depends on: ask /readyz."""
     services: Services = request.app.state.services
-    return {"ok": True, "mode": services.settings.gateway_mode, "version": __version__}
+    return {
+        "ok": True,
+        "mode": services.settings.gateway_mode,
+        "version": __version__,
+        "instance": services.settings.instance,
+    }
 
 
 @routes.get("/readyz", responses={503: {"description": "not ready; the body says why"}})

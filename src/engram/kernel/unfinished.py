@@ -1,0 +1,29 @@
+"""Work that goes on when its caller is gone: a cancelled request must not leave it half done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Unfinished:
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; if the caller is cancelled meanwhile, it goes on by itself."""
+        return await asyncio.shield(self.spawned(work))
+
+    def spawned(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for what is left, for so long; for shutdown."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
