@@ -31,12 +31,13 @@ WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s
 -- Lease due rows, oldest first. A lease is over once its own length has passed.
 WITH due AS MATERIALIZED (
     SELECT outbox_id FROM logbook.outbox_memory
-    -- Written so that the planner, on a table not analysed yet, does not take a match
-    -- for rare and sort them all: it must walk outbox_due in order and stop.
+    -- The last two say: not forgotten, and unlocked or over. On a table not analysed yet
+    -- the planner takes "IS NULL" for rare and would sort every due row; "<>" it takes
+    -- for common, so it walks outbox_due in order and stops at the limit.
     WHERE status = 'pending'
       AND next_attempt_at <= now()
-      AND NOT COALESCE(forgotten_at IS NOT NULL, false)
-      AND COALESCE(locked_at + make_interval(secs => lease_seconds) <= now(), true)
+      AND num_nonnulls(forgotten_at) <> 1
+      AND CASE WHEN locked_at + make_interval(secs => lease_seconds) > now() THEN 1 ELSE 0 END <> 1
     ORDER BY next_attempt_at, outbox_id
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED

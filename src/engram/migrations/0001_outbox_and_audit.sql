@@ -87,7 +87,7 @@ CREATE TABLE logbook.outbox_memory (
         ((locked_at IS NULL) = (locked_by IS NULL)
          AND (locked_at IS NULL OR (lease_seconds > 0 AND lease_token IS NOT NULL))),
     CONSTRAINT outbox_settled_is_unlocked CHECK (status = 'pending' OR locked_at IS NULL)
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02);
 CREATE UNIQUE INDEX outbox_live_content ON logbook.outbox_memory (target_space, payload_sha)
     WHERE status <> 'dead' AND forgotten_at IS NULL;
 CREATE INDEX outbox_due ON logbook.outbox_memory (next_attempt_at, outbox_id) WHERE status = 'pending';

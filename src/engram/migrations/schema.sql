@@ -212,7 +212,7 @@ CREATE TABLE logbook.outbox_memory (
         ((locked_at IS NULL) = (locked_by IS NULL)
          AND (locked_at IS NULL OR (lease_seconds > 0 AND lease_token IS NOT NULL))),
     CONSTRAINT outbox_settled_is_unlocked CHECK (status = 'pending' OR locked_at IS NULL)
-) WITH (fillfactor = 70); -- a row is updated several times: claimed, renewed, settled
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02); -- a row is updated several times: claimed, renewed, settled
 
 -- The same content waits, or was sent, once per space; a dead or forgotten row
 -- does not stand in the way of another.
