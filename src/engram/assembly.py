@@ -135,7 +135,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
 @asynccontextmanager
 async def open_worker(settings: Settings) -> AsyncIterator[tuple[OutboxWorker, Reconciler]]:
     async with open_executor(settings, "engram-worker") as db, open_client(settings) as client:
-        yield OutboxWorker(db, client, settings), Reconciler(db)
+        yield OutboxWorker(db, client, settings), reconciler(db)
+
+
+def reconciler(db: AsyncExecutor) -> Reconciler:
+    return Reconciler(db)
 
 
 @asynccontextmanager

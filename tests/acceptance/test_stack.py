@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,6 +181,31 @@ def test_commands_of_a_second_terminal(stack: Up) -> None:
     refused = run_engram("store", "   ", env=stack.env)
     assert refused.returncode == 1
     assert "payload_md" in refused.stderr
+
+
+def test_the_specifications_own_commands(stack: Up) -> None:
+    env = {**stack.env, "POSTGRES_DSN": stack.dsn}
+    for command, told in (
+        (["engram.gateway.outbox_worker", "--once"], "claimed="),
+        (["engram.gateway.reconcile_outbox", "--once"], "abandoned write(s)"),
+        (["engram.gateway.reconcile_outbox", "--report"], "✓ redirects equal outbox rows"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", *command],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done
+        assert told in done.stdout
+    unknown = subprocess.run(
+        [sys.executable, "-m", "engram.gateway.reconcile_outbox", "--nonsense"],
+        env=env,
+        capture_output=True,
+        check=False,
+    )
+    assert unknown.returncode == 2
 
 
 def test_the_doctor_examines_every_part_and_the_invariants(stack: Up, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -151,3 +152,10 @@ def kill() -> Callable[[int | None], None]:
         assert wait_for(lambda: Process.of(pid) != process, 10)
 
     return kill_for_good
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's; pytest's own may not, in a parallel run."""
+    with tempfile.TemporaryDirectory(prefix="e-") as folder:
+        yield Path(folder)

@@ -79,46 +79,47 @@ def test_what_was_committed_is_there_after_a_kill(data_dir, kill):
 
 
 @pytest.mark.parametrize("name", ["with a space", 'quote\'d "and" back\\slash', "comma, separated", "中文"])
-def test_any_folder_name_will_do(data_dir, name, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_any_folder_name_will_do(data_dir, name, monkeypatch, short_tmp):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_tmp))
     data_dir.mkdir(mode=0o700)
     with EmbeddedPostgres(data_dir / name) as pg:
         assert ask(pg.dsn(), "select 1") == 1
     assert not list(servers_in("postgres", pg.folder))
 
 
-def test_a_path_too_long_for_a_socket(data_dir, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_path_too_long_for_a_socket(data_dir, monkeypatch, short_tmp):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_tmp))
     long = data_dir / ("x" * 120)
     with EmbeddedPostgres(long) as pg:
         assert ask(pg.dsn(), "select 1") == 1
-        (outside,) = tmp_path.glob("engram-*")
+        (outside,) = short_tmp.glob("engram-*")
         assert outside.stat().st_mode & 0o777 == 0o700
         monkeypatch.delenv("XDG_RUNTIME_DIR")
         assert str(outside) in (running_postgres(long) or "")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_tmp))
     assert not outside.exists()
 
 
 @pytest.mark.parametrize(("length", "inside"), [(107, True), (108, False)])
-def test_the_longest_path_that_fits(data_dir, monkeypatch, tmp_path, length, inside):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_the_longest_path_that_fits(monkeypatch, short_tmp, length, inside):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_tmp))
+    data_dir = short_tmp / "data"
     taken = len(os.fsencode(data_dir / "x" / "postgres.socket" / ".s.PGSQL.5432")) - 1
     with EmbeddedPostgres(data_dir / ("x" * (length - taken))) as pg:
         assert ask(pg.dsn(), "select 1") == 1
         assert (pg.data_dir / "postgres.socket").exists() == inside
 
 
-def test_a_socket_folder_that_is_not_private_is_refused(data_dir, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_socket_folder_that_is_not_private_is_refused(data_dir, monkeypatch, short_tmp):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_tmp))
     long = data_dir / ("x" * 120)
     with EmbeddedPostgres(long):
-        (outside,) = tmp_path.glob("engram-*")
+        (outside,) = short_tmp.glob("engram-*")
     outside.mkdir(mode=0o755)
     with pytest.raises(EmbeddedError, match="not a private folder"):
         EmbeddedPostgres(long).start()
     outside.rmdir()
-    outside.symlink_to(tmp_path)
+    outside.symlink_to(short_tmp)
     with pytest.raises(EmbeddedError, match="not a private folder"):
         EmbeddedPostgres(long).start()
 

@@ -29,6 +29,7 @@ app.command("demo")(stack.demo)
 app.command("serve")(roles.serve)
 app.command("memory-server")(roles.memory_server)
 worker.command("outbox")(roles.worker_outbox)
+app.command("reconcile")(roles.reconcile)
 app.command("migrate")(database.migrate)
 app.command("psql", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     database.psql

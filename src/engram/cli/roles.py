@@ -94,6 +94,44 @@ def run_worker_command() -> None:
     run(worker_outbox)
 
 
+def reconcile(
+    once: Annotated[bool, typer.Option("--once", help="Repair what may be repaired (the default).")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only say what is found.")] = False,
+) -> None:
+    """Park the writes of gateways that died, and check the invariants: 0 clean, 1 repaired, 2 violated."""
+    if once and report:
+        raise typer.BadParameter("--once and --report exclude each other")
+    from engram import assembly
+
+    settings = prepared()
+    with assembly.addresses(settings, _told) as found:
+        assembly.require_schema(found)
+        raise typer.Exit(asyncio.run(_reconciled(found, repair=not report)))
+
+
+def run_reconcile_command() -> None:
+    """`python -m engram.gateway.reconcile_outbox`: the same under the specification's name."""
+    from engram.cli import run
+
+    run(reconcile)
+
+
+async def _reconciled(settings: Settings, *, repair: bool) -> int:
+    from engram import assembly
+    from engram.logbook import governance
+
+    async with assembly.open_executor(settings, "engram-reconcile") as db:
+        reconciler = assembly.reconciler(db)
+        abandoned = await (reconciler.run_once() if repair else reconciler.abandoned())
+        sums = await db.run(governance.invariants.query())
+    print(f"{'parked' if repair else 'found'} {abandoned} abandoned write(s)")
+    for row in sums:
+        print(f"{'✓' if row['ok'] else '✗'} {row['name']}: {row['left']} and {row['right']}")
+    if not all(row["ok"] for row in sums):
+        return 2
+    return 1 if abandoned else 0
+
+
 async def _worker_once(settings: Settings) -> None:
     """Batches until nothing is due; what it did goes to standard output."""
     from engram import assembly

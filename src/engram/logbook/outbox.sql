@@ -70,24 +70,19 @@ WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[], %(errors)s::text[],
                          %(delays)s::float8[], %(ambiguous)s::bool[])
         AS t (outbox_id, lease_token, error, delay, ambiguous)
-), held AS MATERIALIZED (
-    SELECT o.outbox_id, asked.error, asked.delay, asked.ambiguous
-    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
-    WHERE o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    ORDER BY o.outbox_id
-    FOR UPDATE OF o
 )
 UPDATE logbook.outbox_memory o
 SET locked_by = NULL,
     locked_at = NULL,
-    next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => held.delay)),
-    ambiguous = o.ambiguous OR held.ambiguous,
-    last_error = COALESCE(held.error, o.last_error),
+    next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => asked.delay)),
+    ambiguous = o.ambiguous OR asked.ambiguous,
+    last_error = COALESCE(asked.error, o.last_error),
     updated_at = now()
-FROM held
-WHERE o.outbox_id = held.outbox_id
+FROM asked
+WHERE o.outbox_id = asked.outbox_id
+  AND o.status = 'pending'
+  AND o.locked_by = %(worker_id)s
+  AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
 RETURNING o.outbox_id;
 
 -- name: ack_many
@@ -96,26 +91,21 @@ WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[],
                          %(memory_ids)s::text[], %(reasons)s::text[])
         AS t (outbox_id, lease_token, memory_id, reason)
-), held AS MATERIALIZED (
-    SELECT o.outbox_id, asked.memory_id, asked.reason
-    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
-    WHERE o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    ORDER BY o.outbox_id
-    FOR UPDATE OF o
 ), settled AS (
     UPDATE logbook.outbox_memory o
     SET status = 'sent',
-        memory_id = held.memory_id,
-        last_error = COALESCE('memory_id=' || held.memory_id, o.last_error),
+        memory_id = asked.memory_id,
+        last_error = COALESCE('memory_id=' || asked.memory_id, o.last_error),
         locked_at = NULL,
         locked_by = NULL,
         updated_at = now()
-    FROM held
-    WHERE o.outbox_id = held.outbox_id
-    RETURNING o.*, held.reason
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id
+      AND o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    RETURNING o.*, asked.reason
 ), memory AS (
     UPDATE logbook.memories m
     SET state = 'stored', memory_id = settled.memory_id, updated_at = now()
@@ -138,27 +128,22 @@ WITH asked AS MATERIALIZED (
                          %(next_attempts)s::timestamptz[], %(delays)s::float8[], %(ambiguous)s::bool[],
                          %(reasons)s::text[])
         AS t (outbox_id, lease_token, error, next_attempt_at, delay, ambiguous, reason)
-), held AS MATERIALIZED (
-    SELECT o.outbox_id, asked.error, asked.next_attempt_at, asked.delay, asked.ambiguous, asked.reason
-    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
-    WHERE o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    ORDER BY o.outbox_id
-    FOR UPDATE OF o
 ), settled AS (
     UPDATE logbook.outbox_memory o
     SET retry_count = o.retry_count + 1,
-        next_attempt_at = COALESCE(held.next_attempt_at, now() + make_interval(secs => held.delay)),
-        last_error = held.error,
-        ambiguous = o.ambiguous OR held.ambiguous,
+        next_attempt_at = COALESCE(asked.next_attempt_at, now() + make_interval(secs => asked.delay)),
+        last_error = asked.error,
+        ambiguous = o.ambiguous OR asked.ambiguous,
         locked_at = NULL,
         locked_by = NULL,
         updated_at = now()
-    FROM held
-    WHERE o.outbox_id = held.outbox_id
-    RETURNING o.*, held.reason
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id
+      AND o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    RETURNING o.*, asked.reason
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
@@ -175,26 +160,21 @@ WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[],
                          %(errors)s::text[], %(ambiguous)s::bool[], %(reasons)s::text[])
         AS t (outbox_id, lease_token, error, ambiguous, reason)
-), held AS MATERIALIZED (
-    SELECT o.outbox_id, asked.error, asked.ambiguous, asked.reason
-    FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
-    WHERE o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    ORDER BY o.outbox_id
-    FOR UPDATE OF o
 ), settled AS (
     UPDATE logbook.outbox_memory o
     SET status = 'dead',
-        last_error = held.error,
-        ambiguous = o.ambiguous OR held.ambiguous,
+        last_error = asked.error,
+        ambiguous = o.ambiguous OR asked.ambiguous,
         locked_at = NULL,
         locked_by = NULL,
         updated_at = now()
-    FROM held
-    WHERE o.outbox_id = held.outbox_id
-    RETURNING o.*, held.reason
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id
+      AND o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    RETURNING o.*, asked.reason
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
