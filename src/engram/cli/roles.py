@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +27,8 @@ def prepared() -> Settings:
 
 def serve() -> None:
     """Run the gateway: HTTP and MCP only, no worker."""
+    from dataclasses import replace
+
     import uvicorn
 
     from engram import assembly
@@ -79,6 +78,8 @@ def worker_outbox(
     """Deliver parked memories to the memory server."""
     if once and loop:
         raise typer.BadParameter("--once and --loop exclude each other")
+    import asyncio
+
     from engram import assembly
 
     settings = prepared()
@@ -101,6 +102,8 @@ def reconcile(
     """Park the writes of gateways that died, and check the invariants: 0 clean, 1 repaired, 2 violated."""
     if once and report:
         raise typer.BadParameter("--once and --report exclude each other")
+    import asyncio
+
     from engram import assembly
 
     settings = prepared()
@@ -151,6 +154,8 @@ async def _worker_once(settings: Settings) -> None:
 
 
 async def _worker_loop(settings: Settings) -> None:
+    import asyncio
+
     from engram import assembly
     from engram.kernel.runloop import run_loop, stop_on_signals
 
@@ -168,4 +173,6 @@ async def _worker_loop(settings: Settings) -> None:
 
 
 def _told(text: str) -> None:
+    import logging
+
     logging.getLogger("engram").info(text)
