@@ -50,7 +50,7 @@ def _welcome(stack: Stack) -> None:
     url = stack.gateway_url
     table = Table.grid(padding=(0, 2))
     rows = {
-        "gateway": f"{url}  (MCP at {url}/mcp, API at {url}/docs)",
+        "gateway": f"{url}  (MCP at /mcp, API at /docs)",
         "mode": stack.settings.gateway_mode,
         "PostgreSQL": "yours (POSTGRES_DSN)" if stack.settings.postgres_dsn else "embedded; `engram psql`",
         "Redis": "embedded; `engram redis-cli`" if stack.redis else "yours (REDIS_URL)",
@@ -63,7 +63,14 @@ def _welcome(stack: Stack) -> None:
     console.print(Panel(table, title="engram is up", expand=False))
     console.print("Claude Code:  " + mcp_configurations(f"{url}/mcp")["claude-code"], highlight=False)
     console.print('Cursor:       {"mcpServers": {"engram": {"url": "' + url + '/mcp"}}}', highlight=False)
-    console.print(
-        'Try it:       engram store "We deploy on Tuesdays." && engram query deploy', highlight=False
-    )
-    console.print("Ctrl-C stops everything. `engram demo` shows what a dead memory server costs: nothing.")
+    me = _program()
+    console.print(f'Try it:       {me} store "We deploy on Tuesdays." && {me} query deploy', highlight=False)
+    console.print(f"Ctrl-C stops everything. `{me} demo` shows what a dead memory server costs: nothing.")
+
+
+def _program() -> str:
+    """How this very program is called from here."""
+    import os
+    import shutil
+
+    return "engram" if shutil.which("engram") else os.path.relpath(sys.argv[0])
