@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,8 @@ class Stack:
             child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
         for name in self.children:
             self._wait_until_ready(name)
+            if self._stopping.is_set():
+                return
         threading.Thread(target=self._watch, name="engram-watch", daemon=True).start()
 
     def _open_pipe(self) -> None:
@@ -238,6 +241,8 @@ class Stack:
                     f"the {name} stopped while starting: {_last_line(child.log_path)}",
                     hint=f"its log is {child.log_path}",
                 )
+            if self._stopping.is_set():
+                return
             if time.monotonic() > give_up:
                 raise EmbeddedError(f"the {name} did not start in time", hint=f"its log is {child.log_path}")
             time.sleep(0.05)
@@ -260,6 +265,7 @@ class Stack:
                 if part is self.redis:
                     self.environment["REDIS_URL"] = self.redis.url()
         for child in self.children.values():
+            _trim(child.log_path)
             if not child.held_down and not child.running:
                 self._restart(child)
 
@@ -320,8 +326,10 @@ def _answers(url: str, instance: str) -> bool:
 
 
 def _trim(path: Path) -> None:
+    """Keep one older log; the file itself stays, because its writer has it open for appending."""
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-        path.replace(path.with_suffix(".log.1"))
+        shutil.copyfile(path, path.with_suffix(".log.1"))
+        os.truncate(path, 0)
 
 
 def _last_line(path: Path) -> str:
