@@ -44,11 +44,12 @@ mutants: $(VENV)/dev.stamp ## Sabotage the code line by line; every sabotage mus
 bench: $(VENV)/dev.stamp ## Measure against bare scripts; prints ratios
 	$(BIN)/python -m benchmarks
 
-lock: $(VENV)/dev.stamp ## Choose versions anew (needs uv); hashes only, no addresses
-	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header \
-		--no-annotate pyproject.toml --group build -o requirements/run.txt
-	uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header \
-		--no-annotate pyproject.toml --group dev -o requirements/dev.txt
+LOCK := uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header --no-annotate
+
+lock: ## Choose versions anew (needs uv); hashes only, no addresses
+	$(LOCK) pyproject.toml --group build -o requirements/run.txt
+	$(LOCK) pyproject.toml --group dev -o requirements/dev.txt
+	$(LOCK) --group pyproject.toml:rivals -o requirements/rivals.txt
 
 clean: ## Remove what was installed here (not your data)
 	rm -rf $(VENV)

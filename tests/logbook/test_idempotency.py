@@ -568,6 +568,7 @@ async def test_renewal_survives_a_broken_connection(db: AsyncExecutor, dsn: str)
         before = row(dsn)["locked_at"]
         kick_out(dsn)
         await eventually(lambda: row(dsn)["locked_at"] > before)
+    assert row(dsn)["attempts"] == 1, "renewed, not taken anew"
 
 
 async def test_a_cancelled_block_leaves_a_reservation_to_resume(

@@ -56,7 +56,8 @@ async def test_only_content_is_needed(client, absent):
 
 
 async def test_own_user_id_is_accepted(client):
-    await add(client, "x", user_id="default")
+    added = await add(client, "x", user_id="default")
+    assert (await client.get(f"/memory/{added['id']}")).json()["user_id"] == "default"
 
 
 async def test_same_content_in_the_same_space_is_one_memory(client, sql):

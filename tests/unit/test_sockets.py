@@ -37,3 +37,4 @@ def test_a_free_port_can_be_bound_right_after() -> None:
     port = free_port()
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", port))
+        assert sock.getsockname()[1] == port

@@ -51,6 +51,8 @@ def _lifespan(
         async with open_services() as services, mount.run():
             app.state.services = services
             yield
+            # Callers may be gone; what they began is finished before the pool closes.
             await services.store.drain()
+            await services.idempotency.drain()
 
     return lifespan
