@@ -1,6 +1,6 @@
 """The gateway as an ASGI application.
 
-From outside in: correlation id, guards, routes. Every route, `/mcp` included,
+From outside in: correlation id, guards, authentication, routes. Every route, `/mcp` included,
 is behind the same guards, because they wrap the application and not a route.
 """
 
@@ -13,10 +13,12 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from engram import __version__
+from engram.api.authentication import Authenticated
 from engram.api.correlation import Correlated
 from engram.api.errors import install_error_handlers, reply_to
 from engram.api.mcp_mount import McpMount
-from engram.api.routes import memory, operations
+from engram.api.routes import operations
+from engram.api.routes.tools import twins
 from engram.api.services import Services
 from engram.kernel.settings import Settings
 from engram.web.guards import Guards
@@ -28,10 +30,11 @@ def create_app(settings: Settings, open_services: OpenServices) -> FastAPI:
     app = FastAPI(title="engram", version=__version__, redoc_url=None)
     mount = McpMount(lambda: app.state.services, max_body_bytes=settings.max_body_bytes)
     app.router.lifespan_context = _lifespan(open_services, mount)
-    app.include_router(memory.routes)
+    app.include_router(twins())
     app.include_router(operations.routes)
     app.router.routes.append(Route("/mcp", endpoint=mount))
     install_error_handlers(app)
+    app.add_middleware(Authenticated)
     app.add_middleware(
         Guards,
         refuse=reply_to,

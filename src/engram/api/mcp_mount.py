@@ -21,9 +21,11 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from engram import __version__
+from engram.api.caller import caller_of
 from engram.api.errors import envelope_of, reply_to, unexpected
 from engram.api.services import Services
 from engram.api.tools import TOOLS, Tool, call
+from engram.gateway.callers import Caller
 from engram.kernel.errors import EngramError, InputError
 
 INSTRUCTIONS = (
@@ -55,13 +57,13 @@ class McpMount:
         if bare is None:
             await self._manager.handle_request(scope, _replayed(body, receive), send)
         else:
-            await (await self._answer(bare))(scope, receive, send)
+            await (await self._answer(bare, caller_of(scope)))(scope, receive, send)
 
-    async def _answer(self, bare: dict[str, Any]) -> JSONResponse:
+    async def _answer(self, bare: dict[str, Any], caller: Caller | None) -> JSONResponse:
         try:
             if set(bare) - {"tool", "arguments"} or not isinstance(bare["tool"], str):
                 raise InputError('the bare form is {"tool": name, "arguments": {...}}')
-            answer = await call(self._services(), bare["tool"], bare.get("arguments"))
+            answer = await call(self._services(), bare["tool"], bare.get("arguments"), caller)
             return JSONResponse(answer.body, answer.status_code, headers=answer.headers)
         except EngramError as error:
             return reply_to(error)
@@ -80,9 +82,10 @@ class McpMount:
     async def _list_tools(self, _: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
 
-    async def _call_tool(self, _: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
-            result = (await call(self._services(), params.name, params.arguments)).body
+            caller = caller_of(context.request.scope)
+            result = (await call(self._services(), params.name, params.arguments, caller)).body
         except EngramError as error:
             return _tool_error(error)
         except Exception as error:  # noqa: BLE001 - the protocol wants an answer to every call
@@ -122,7 +125,7 @@ def _described(tool: Tool) -> types.Tool:
         annotations=types.ToolAnnotations(
             title=tool.title,
             read_only_hint=tool.read_only,
-            destructive_hint=False,
+            destructive_hint=tool.destructive,
             idempotent_hint=True,
             open_world_hint=False,
         ),

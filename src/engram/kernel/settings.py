@@ -169,7 +169,7 @@ class Settings:
     )  # fmt: skip
     gateway_host: str = _setting(
         "GATEWAY_HOST", "gateway.host", _text, "127.0.0.1",
-        "127.0.0.1", "The address to listen on; only loopback is accepted.",
+        "127.0.0.1", "The address to listen on; another than loopback needs ENGRAM_TOKENS_FILE.",
     )  # fmt: skip
     gateway_port: int = _setting(
         "GATEWAY_PORT", "gateway.port", _integer(0, 65535), 8787,
@@ -178,6 +178,14 @@ class Settings:
     gateway_mode: str = _setting(
         "GATEWAY_MODE", "gateway.mode", _choice("FULL", "DEGRADED", fold=str.upper), "DEGRADED",
         "FULL", "FULL: every capability must be there for /readyz to say so.",
+    )  # fmt: skip
+    tokens_file: Path | None = _setting(
+        "ENGRAM_TOKENS_FILE", "gateway.tokens-file", _path, None,
+        "/etc/engram/tokens.toml", "Who may call: hashed tokens with owner and scopes. See `engram token`.",
+    )  # fmt: skip
+    token: str | None = _setting(
+        "ENGRAM_TOKEN", "client.token", _text, None,
+        "engram_…", "What engram's own commands send to a gateway that asks for a token.", secret=True,
     )  # fmt: skip
     allowed_hosts: tuple[str, ...] = _setting(
         "ENGRAM_ALLOWED_HOSTS", "gateway.allowed-hosts", _names, (),
@@ -230,6 +238,15 @@ class Settings:
     outbox_poll_seconds: float = _setting(
         "OUTBOX_POLL_SECONDS", "outbox.poll-seconds", _number(0.05, 3600), 1.0,
         "1", "How often an idle worker looks for work.",
+    )  # fmt: skip
+    alert_webhook_url: str | None = _setting(
+        "ENGRAM_ALERT_WEBHOOK_URL", "alerts.webhook-url", _url("http", "https"), None,
+        "https://hooks.internal/engram", "Where dead letters and refused keys are reported, as JSON.",
+        secret=True,
+    )  # fmt: skip
+    artifacts_dir: Path | None = _setting(
+        "ENGRAM_ARTIFACTS_DIR", "evidence.artifacts-dir", _path, None,
+        "/var/lib/engram/artifacts", "Where evidence is kept; by default in the data folder.",
     )  # fmt: skip
     instance: str | None = _setting(
         "ENGRAM_INSTANCE", "engram.instance", _key, None,

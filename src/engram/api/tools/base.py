@@ -1,0 +1,87 @@
+"""What a tool is: its arguments, its result, its words for agents, and what its caller must be allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+
+from engram.api.services import Services
+from engram.gateway.callers import Caller
+from engram.kernel.content import why_unstorable
+
+A = TypeVar("A", bound="Arguments")
+
+
+class Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    actor_user_id: str | None = Field(
+        default=None, description="Who is acting. Leave out unless you act for a named user."
+    )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _can_be_kept(cls, value: Any) -> Any:
+        if problem := why_unstorable(value):
+            raise ValueError(problem)
+        return value
+
+
+class WriteArguments(Arguments):
+    idempotency_key: str | None = Field(
+        default=None,
+        description="Your own id for this call. Repeat it when you retry: the effect happens once "
+        "and you get the first answer. Up to 128 letters, digits, dashes and underscores.",
+    )
+
+
+@dataclass(frozen=True)
+class Call(Generic[A]):
+    """One call of a tool: by whom, with what."""
+
+    services: Services
+    caller: Caller
+    asked: A
+    correlation_id: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`path` is the REST twin's; `scope` is what a token must have: read, write or admin."""
+
+    name: str
+    title: str
+    path: str
+    scope: str
+    arguments: type[Arguments]
+    result: type[Any]
+    run: Callable[[Call[Any]], Awaitable[Any]]
+    destructive: bool = False
+
+    @property
+    def read_only(self) -> bool:
+        return not issubclass(self.arguments, WriteArguments)
+
+    @property
+    def description(self) -> str:
+        return "\n".join(line.strip() for line in (self.run.__doc__ or "").strip().splitlines())
+
+    @cached_property
+    def input_schema(self) -> dict[str, Any]:
+        return self.arguments.model_json_schema()
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.result)
+
+    @cached_property
+    def output_schema(self) -> dict[str, Any]:
+        return self._adapter.json_schema(mode="serialization")
+
+    def dump(self, result: Any) -> dict[str, Any]:
+        dumped: dict[str, Any] = self._adapter.dump_python(result, mode="json")
+        return dumped
