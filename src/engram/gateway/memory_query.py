@@ -3,7 +3,8 @@
 The memory server's hits are filtered by what engram itself knows (space and
 state); memories still in the outbox are searched as well, so a write that was
 deferred a second ago is found. When the server fails in any way, the logbook
-alone answers and the reply says `degraded`.
+alone answers, with what it has of memories, candidates and events, and the
+reply says `degraded`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engram.gateway.callers import Caller
 from engram.gateway.openmemory_client import Hit, OpenMemoryClient
-from engram.gateway.spaces import Space, may_read, parse_space, private_space, team_space
-from engram.kernel.errors import BackendError, Forbidden, InputError
+from engram.gateway.spaces import parse_space, private_space, team_space
+from engram.kernel.errors import BackendError, InputError
 from engram.kernel.logs import fields
 from engram.kernel.metrics import QUERIES
 from engram.kernel.settings import Settings
-from engram.logbook import memories
+from engram.logbook import memories, recall
+from engram.logbook.memories import NO_FILTERS, Filters
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.query import Row
 from engram.search.fusion import fuse
@@ -40,6 +43,9 @@ class QueryRequest:
     correlation_id: str
     spaces: list[str] | None = None
     top_k: int = 10
+    filters: Filters = NO_FILTERS
+    # The shared spaces that the caller's token allows; None: all.
+    shared_spaces: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class MemoryQuery:
 
     async def query(self, request: QueryRequest) -> QueryReply:
         _validate(request)
-        spaces = [str(space) for space in self._readable(request)]
+        spaces = self._readable(request)
         asked = asyncio.create_task(self._answered(request, spaces))
         try:
             waiting = await self._search(request, spaces, ["parked"])
@@ -75,17 +81,20 @@ class MemoryQuery:
         QUERIES.labels(str(degraded).lower()).inc()
         return _reply(request, spaces, found, degraded, why)
 
-    def _readable(self, request: QueryRequest) -> list[Space]:
+    def _readable(self, request: QueryRequest) -> list[str]:
+        """The spaces asked for, each of them readable; by default the team's and the caller's own."""
+        caller = Caller(request.actor_user_id, shared_spaces=request.shared_spaces)
         if request.spaces is None:
-            return [team_space(self._project), private_space(request.actor_user_id)]
-        return [_checked(text, request.actor_user_id) for text in dict.fromkeys(request.spaces)]
+            return caller.readable(map(str, (team_space(self._project), private_space(caller.actor))))
+        caller.check_readable(request.spaces)
+        return list(dict.fromkeys(request.spaces))
 
     async def _answered(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
         """The server's hits that the caller may see, asking for more until there are enough."""
         wanted = min(request.top_k * OVER_FETCH, MAX_TOP_K)
         while True:
             hits = await self._client.query(request.query, k=wanted, seconds=self._deadline)
-            known = await self._known(hits, spaces)
+            known = await self._known(hits, spaces, request.filters)
             if len(known) >= request.top_k or len(hits) < wanted:
                 return known
             if wanted >= MAX_TOP_K:
@@ -93,8 +102,9 @@ class MemoryQuery:
                 return _merged(known, await self._search(request, spaces, ["stored"]), request.top_k)
             wanted = min(wanted * 2, MAX_TOP_K)
 
-    async def _known(self, hits: Sequence[Hit], spaces: list[str]) -> list[Row]:
-        rows = await self._db.run(memories.by_memory_ids.query([h.memory_id for h in hits], spaces))
+    async def _known(self, hits: Sequence[Hit], spaces: list[str], filters: Filters) -> list[Row]:
+        ids = [hit.memory_id for hit in hits]
+        rows = await self._db.run(memories.by_memory_ids.query(ids, spaces, filters=filters))
         by_id = {row["memory_id"]: row for row in rows}
         return [
             {**by_id[hit.memory_id], "score": hit.score, "source": "openmemory", "state": "stored"}
@@ -103,11 +113,14 @@ class MemoryQuery:
         ]
 
     async def _search(self, request: QueryRequest, spaces: list[str], states: list[str]) -> list[Row]:
-        query = memories.search.query(request.query, spaces, states, request.top_k)
+        query = memories.search.query(request.query, spaces, states, request.top_k, filters=request.filters)
         return [{**row, "source": "logbook"} for row in await self._db.run(query)]
 
     async def _degraded(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
-        return await self._search(request, spaces, ["stored", "parked"])
+        known = await self._search(request, spaces, ["stored", "parked"])
+        query = recall.search.query(request.query, spaces, request.top_k, filters=request.filters)
+        others = [_recalled(row) for row in await self._db.run(query)]
+        return _merged(known, others, request.top_k)
 
 
 def _validate(request: QueryRequest) -> None:
@@ -124,16 +137,14 @@ def _validate(request: QueryRequest) -> None:
         raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
 
 
-def _checked(text: str, actor: str) -> Space:
-    space = parse_space(text)
-    if space is None:
-        raise InputError(
-            f"{text!r} is no space",
-            fields={"spaces": "each must be private:<actor>, team:<project> or org:<name>"},
-        )
-    if not may_read(space, actor):
-        raise Forbidden(f"{actor} may not read {text}", hint=f"use private:{actor}")
-    return space
+def _recalled(row: Row) -> Row:
+    """A candidate or an event in the shape of a memory; its own number keeps it apart from them."""
+    return {
+        **row,
+        "memory_record_id": f"{row['source']}:{row['id']}",
+        "payload_md": row["content"],
+        "state": "recorded",
+    }
 
 
 def _merged(answered: list[Row], waiting: list[Row], top_k: int) -> list[Row]:

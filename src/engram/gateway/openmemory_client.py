@@ -27,6 +27,7 @@ LOOKUP_CANDIDATES = 20
 
 # Answers of something that is not the API: nothing is said about the memory.
 _WRONG_URL = frozenset({404, 405, 407, 410, 421})
+_PROBE = "/memory/all?l=1&u=0"
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
@@ -97,17 +98,40 @@ class OpenMemoryClient:
         body = {"query": text, "k": k}
         return _hits(await self._call("POST", "/memory/query", self._deadline(seconds), body))
 
+    async def delete(self, memory_id: str, *, seconds: float | None = None) -> None:
+        """Remove a memory; one that is not there is as good as removed."""
+        until = self._deadline(seconds)
+        try:
+            await self._call("DELETE", f"/memory/{quote(memory_id, safe='')}", until)
+        except BackendError as error:
+            if error.reason != "not_found":
+                raise
+            # Not there, or not the API that answered: the API answers a read.
+            await self._probe(until)
+
+    async def copies(self, memory: Memory, *, seconds: float | None = None) -> list[str]:
+        """The ids of everything the server has with exactly this content in this space."""
+        return await self._copies(memory, self._deadline(seconds))
+
     async def _find(self, memory: Memory, until: float) -> str | None:
-        """The id of exactly this memory: same content, same space."""
+        return next(iter(await self._copies(memory, until, at_most=1)), None)
+
+    async def _copies(self, memory: Memory, until: float, *, at_most: int = LOOKUP_CANDIDATES) -> list[str]:
         body = {"query": memory.content, "k": LOOKUP_CANDIDATES, "filters": {"tags": memory.tags}}
+        found: list[str] = []
         for hit in _hits(await self._call("POST", "/memory/query", until, body)):
+            if len(found) == at_most:
+                break
             if hit.content == memory.content and await self._is_ours(hit.memory_id, memory, until):
-                return hit.memory_id
-        return None
+                found.append(hit.memory_id)
+        return found
 
     async def probe(self) -> None:
         """An authenticated read: `/health` is public and says nothing of a bad key."""
-        await self._call("GET", "/memory/all?l=1&u=0", self._deadline(None))
+        await self._probe(self._deadline(None))
+
+    async def _probe(self, until: float) -> None:
+        await self._call("GET", _PROBE, until)
 
     async def _is_ours(self, memory_id: str, memory: Memory, until: float) -> bool:
         try:
@@ -184,6 +208,8 @@ async def _bounded(response: httpx2.Response) -> bytes:
 
 
 def _judge(method: str, path: str, status: int, headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
+    if status == 204:
+        return {}
     if 200 <= status < 300:
         return _object(raw)
     raise _refused(method, path, status, headers, raw)
@@ -194,7 +220,7 @@ def _refused(method: str, path: str, status: int, headers: Mapping[str, str], ra
     said = f"{method} {path.partition('?')[0]} answered {status}"
     if status in (401, 403):
         return BackendError(said, reason="unauthorized", retryable=True, outage=True)
-    if status == 404 and method == "GET":
+    if status == 404 and method in ("GET", "DELETE") and not path.startswith(_PROBE):
         return BackendError(said, reason="not_found", retryable=False)
     if status in _WRONG_URL or 300 <= status < 400:
         return BackendError(said, reason="wrong_url", retryable=True, outage=True)

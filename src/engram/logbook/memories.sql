@@ -12,6 +12,12 @@ WITH found AS MATERIALIZED (
         WITH every AS MATERIALIZED (
             SELECT memory_record_id FROM logbook.memories
             WHERE words @@ word AND target_space = ANY(%(spaces)s) AND state = ANY(%(states)s)
+              AND (%(kinds)s::text[] IS NULL OR lower(kind) = ANY(%(kinds)s))
+              AND (%(actor)s::text IS NULL OR actor_user_id = %(actor)s)
+              AND (%(item_id)s::bigint IS NULL OR item_id = %(item_id)s)
+              AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+              AND (%(meta)s::jsonb IS NULL OR meta_json @> %(meta)s)
         )
         SELECT memory_record_id FROM every LIMIT %(enough)s
     ) AS hit
@@ -42,6 +48,12 @@ FROM logbook.memories
 WHERE memory_id = ANY(%(memory_ids)s)
   AND target_space = ANY(%(spaces)s)
   AND state = 'stored'
+  AND (%(kinds)s::text[] IS NULL OR lower(kind) = ANY(%(kinds)s))
+  AND (%(actor)s::text IS NULL OR actor_user_id = %(actor)s)
+  AND (%(item_id)s::bigint IS NULL OR item_id = %(item_id)s)
+  AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+  AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+  AND (%(meta)s::jsonb IS NULL OR meta_json @> %(meta)s)
 ORDER BY memory_record_id;
 
 -- name: by_content
@@ -53,8 +65,20 @@ SELECT memory_record_id, delivery_key, target_space, payload_sha, kind, meta_jso
 FROM logbook.memories
 WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s AND state <> 'forgotten';
 
+-- name: to_forget
+-- The memories that an id of the memory server's, or of the outbox, stands for.
+SELECT memory_record_id, target_space, actor_user_id, state, memory_id, outbox_id, audit_id,
+       COALESCE(intent_at + make_interval(secs => intent_seconds) <= now(), false) AS overdue
+FROM logbook.memories
+WHERE state <> 'forgotten'
+  AND (memory_id = %(memory_id)s OR outbox_id = %(outbox_id)s)
+ORDER BY memory_record_id;
+
 -- name: forget
 -- A memory becomes unreadable at once, its outbox row is never sent, and the audit says who asked.
+--
+-- What the memory server has of it, or may have, is due to be erased: not before
+-- the lease of a worker that may be delivering it this moment is over.
 WITH asked AS MATERIALIZED (
     SELECT memory_record_id, outbox_id FROM logbook.memories
     WHERE memory_record_id = %(memory_record_id)s AND state IN ('stored', 'parked')
@@ -63,10 +87,14 @@ WITH asked AS MATERIALIZED (
     SET forgotten_at = now(), updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id AND o.forgotten_at IS NULL
-    RETURNING o.outbox_id
+    RETURNING o.outbox_id, o.lease_token IS NOT NULL OR o.ambiguous AS was_tried,
+              o.locked_at + make_interval(secs => o.lease_seconds) AS lease_ends_at
 ), forgotten AS (
     UPDATE logbook.memories m
-    SET state = 'forgotten', updated_at = now()
+    SET state = 'forgotten', forgotten_at = now(), updated_at = now(),
+        erase_due_at = CASE WHEN m.memory_id IS NOT NULL OR m.erase_token IS NOT NULL
+                              OR COALESCE(stamped.was_tried, false)
+                            THEN GREATEST(now(), stamped.lease_ends_at) END
     FROM asked LEFT JOIN stamped ON stamped.outbox_id = asked.outbox_id
     WHERE m.memory_record_id = asked.memory_record_id AND m.state IN ('stored', 'parked')
     RETURNING m.*
@@ -76,7 +104,8 @@ WITH asked AS MATERIALIZED (
          correlation_id, evidence_refs_json, finalized_at)
     SELECT %(actor_user_id)s, target_space, target_space, 'allow', %(reason)s, 'success', payload_sha,
            memory_id, %(correlation_id)s,
-           jsonb_build_object('extra', jsonb_build_object('correlation_id', %(correlation_id)s::text)), now()
+           jsonb_build_object('extra', jsonb_build_object('correlation_id', %(correlation_id)s::text,
+                                                          'asked_because', %(because)s::text)), now()
     FROM forgotten
 )
-SELECT memory_record_id, target_space, memory_id, outbox_id FROM forgotten;
+SELECT memory_record_id, target_space, memory_id, outbox_id, erase_due_at IS NOT NULL AS to_erase FROM forgotten;

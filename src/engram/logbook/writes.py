@@ -18,13 +18,14 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from engram.kernel.content import storable
+from engram.logbook.erasures import ERASE_LEASE_SECONDS
 from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
 
 SQL = load_sql("engram.logbook", "writes.sql")
 
-Disposition = Literal["fresh", "in_flight", "stored", "parked"]
+Disposition = Literal["fresh", "in_flight", "erasing", "stored", "parked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Begun:
     fresh      the caller owns `audit_id` and must finish it; `ambiguous` if an
                earlier delivery of this content may have arrived
     in_flight  a twin owns `audit_id`; `overdue` once its time is up
+    erasing    it was forgotten and its old copy is being deleted: begin again in a moment
     stored     the memory server has it as `memory_id`
     parked     it waits in the outbox as `outbox_id`
     """
@@ -83,6 +85,7 @@ def begin(write: Write, *, deadline_seconds: float) -> Query[Begun]:
         "meta_json": Jsonb(write.meta_json or {}),
         "item_id": write.item_id,
         "deadline_seconds": deadline_seconds,
+        "erase_lease_seconds": ERASE_LEASE_SECONDS,
         "words": tsvector(tokenize(write.payload_md)),
     }
     return Query(SQL["begin"], _begun, params)

@@ -10,30 +10,44 @@ WITH drawn AS MATERIALIZED (
            %(evidence_refs_json)s, %(actor_user_id)s, %(item_id)s, %(correlation_id)s,
            'intent', audit_id, now(), %(deadline_seconds)s, %(words)s::tsvector
     FROM drawn
-    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
-    -- Content whose outbox row is dead counts as not stored: it is taken over and tried anew.
-    DO UPDATE SET (state, audit_id, intent_at, intent_seconds, correlation_id) = (
-        SELECT CASE WHEN dead THEN 'intent' ELSE m.state END,
-               CASE WHEN dead THEN EXCLUDED.audit_id ELSE m.audit_id END,
-               CASE WHEN dead THEN EXCLUDED.intent_at ELSE m.intent_at END,
-               CASE WHEN dead THEN EXCLUDED.intent_seconds ELSE m.intent_seconds END,
-               CASE WHEN dead THEN EXCLUDED.correlation_id ELSE m.correlation_id END
-        FROM (SELECT m.state = 'parked' AND EXISTS (
-                  SELECT FROM logbook.outbox_memory o
-                  WHERE o.outbox_id = m.outbox_id AND o.status = 'dead') AS dead) AS given_up
+    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL
+    -- Taken over and tried anew: content whose outbox row is dead, which counts as not
+    -- stored; and forgotten content whose eraser is gone with its lease over.
+    DO UPDATE SET (state, audit_id, intent_at, intent_seconds, correlation_id, memory_id, delivery_key,
+                   forgotten_at, erase_due_at, erase_locked_at) = (
+        SELECT CASE WHEN anew THEN 'intent' ELSE m.state END,
+               CASE WHEN anew THEN EXCLUDED.audit_id ELSE m.audit_id END,
+               CASE WHEN anew THEN EXCLUDED.intent_at ELSE m.intent_at END,
+               CASE WHEN anew THEN EXCLUDED.intent_seconds ELSE m.intent_seconds END,
+               CASE WHEN anew THEN EXCLUDED.correlation_id ELSE m.correlation_id END,
+               CASE WHEN anew THEN NULL ELSE m.memory_id END,
+               -- The memory server may remember the old key, and answer with what was deleted.
+               CASE WHEN anew AND m.state = 'forgotten' THEN EXCLUDED.delivery_key ELSE m.delivery_key END,
+               CASE WHEN anew THEN NULL ELSE m.forgotten_at END,
+               CASE WHEN anew THEN NULL ELSE m.erase_due_at END,
+               CASE WHEN anew THEN NULL ELSE m.erase_locked_at END
+        FROM (SELECT CASE m.state
+                  WHEN 'parked' THEN EXISTS (SELECT FROM logbook.outbox_memory o
+                                             WHERE o.outbox_id = m.outbox_id AND o.status = 'dead')
+                  WHEN 'forgotten' THEN
+                      m.erase_locked_at + make_interval(secs => %(erase_lease_seconds)s) <= now()
+                  ELSE false END AS anew) AS given_up
     )
+    -- An earlier delivery may have arrived, and so may a copy that was to be erased.
     RETURNING memory_record_id, delivery_key, state, audit_id, memory_id, outbox_id,
-              COALESCE((SELECT o.ambiguous FROM logbook.outbox_memory o
-                        WHERE o.outbox_id = m.outbox_id), false) AS ambiguous,
+              erase_token IS NOT NULL OR COALESCE((
+                  SELECT o.ambiguous FROM logbook.outbox_memory o
+                  WHERE o.outbox_id = m.outbox_id), false) AS ambiguous,
               intent_at + make_interval(secs => intent_seconds) <= now() AS overdue
 ), decided AS (
     SELECT memory.*, drawn.audit_id AS own_audit_id,
            CASE WHEN memory.audit_id = drawn.audit_id THEN 'fresh'
                 WHEN memory.state = 'intent' THEN 'in_flight'
+                WHEN memory.state = 'forgotten' THEN 'erasing'
                 ELSE memory.state END AS disposition
     FROM memory, drawn
 ), audit AS (
-    -- A twin in flight gets no audit yet: its outcome is not known.
+    -- A twin in flight gets no audit yet: its outcome is not known. Nor does a write that must wait.
     INSERT INTO governance.write_audit
         (audit_id, actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
          memory_id, correlation_id, evidence_refs_json, finalized_at)
@@ -47,7 +61,7 @@ WITH drawn AS MATERIALIZED (
                 THEN %(evidence_refs_json)s || jsonb_build_object('outbox_id', outbox_id)
                 ELSE %(evidence_refs_json)s END,
            CASE disposition WHEN 'fresh' THEN NULL ELSE now() END
-    FROM decided WHERE disposition <> 'in_flight'
+    FROM decided WHERE disposition NOT IN ('in_flight', 'erasing')
 )
 SELECT disposition, memory_record_id, delivery_key, audit_id, memory_id, outbox_id, ambiguous, overdue FROM decided;
 

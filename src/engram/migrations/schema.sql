@@ -157,16 +157,28 @@ CREATE TABLE logbook.memories (
     words              tsvector NOT NULL DEFAULT '', -- made by engram, not by to_tsvector, so that CJK text is found
     created_at         timestamptz NOT NULL DEFAULT now(),
     updated_at         timestamptz NOT NULL DEFAULT now(),
+    forgotten_at       timestamptz,           -- set exactly when forgotten: unreadable from then on
+    erase_due_at       timestamptz,           -- from then on the memory server's copy is to be deleted; NULL: nothing to do
+    erase_locked_at    timestamptz,           -- start of the lease of whoever is deleting it ...
+    erase_token        bigint,                -- ... and its token, as in the outbox
+    erase_tries        integer NOT NULL DEFAULT 0,
     CONSTRAINT memories_state_known CHECK (state IN ('intent', 'stored', 'parked', 'forgotten')),
     CONSTRAINT memories_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]{64}$'),
     CONSTRAINT memories_intent_has_audit CHECK
         (state <> 'intent' OR (audit_id IS NOT NULL AND intent_at IS NOT NULL AND intent_seconds > 0)),
-    CONSTRAINT memories_parked_has_row CHECK (state <> 'parked' OR outbox_id IS NOT NULL)
+    CONSTRAINT memories_parked_has_row CHECK (state <> 'parked' OR outbox_id IS NOT NULL),
+    CONSTRAINT memories_forgotten_has_time CHECK ((state = 'forgotten') = (forgotten_at IS NOT NULL)),
+    CONSTRAINT memories_erased_before_written_anew CHECK
+        (state = 'forgotten' OR (erase_due_at IS NULL AND erase_locked_at IS NULL)),
+    CONSTRAINT memories_erasing_is_whole CHECK
+        (erase_locked_at IS NULL OR (erase_due_at IS NOT NULL AND erase_token IS NOT NULL))
 ) WITH (fillfactor = 80); -- room on each page for the one or two updates that a row gets
 
--- The same content is in a space once; forgotten, it may come again.
+-- The same content is in a space once; forgotten, it may come again. While its
+-- old copy is being deleted from the memory server it may not: the new one could
+-- be taken for the old and deleted with it.
 CREATE UNIQUE INDEX memories_live_content ON logbook.memories (target_space, payload_sha)
-    WHERE state <> 'forgotten';
+    WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL;
 
 -- To filter the memory server's hits, to settle along with the outbox row, to
 -- finish an intent along with its audit, and to search words.
@@ -174,6 +186,9 @@ CREATE INDEX memories_by_memory_id ON logbook.memories (memory_id) WHERE memory_
 CREATE INDEX memories_by_outbox ON logbook.memories (outbox_id) WHERE outbox_id IS NOT NULL;
 CREATE INDEX memories_by_audit ON logbook.memories (audit_id) WHERE state = 'intent';
 CREATE INDEX memories_by_words ON logbook.memories USING gin (words);
+
+-- Copies that are still to be deleted.
+CREATE INDEX memories_to_erase ON logbook.memories (erase_due_at) WHERE erase_due_at IS NOT NULL;
 
 
 -- The outbox: memories that are still to reach the memory server, and those that
@@ -276,6 +291,7 @@ CREATE TABLE logbook.attachments (
     owner         text,
     meta_json     jsonb NOT NULL DEFAULT '{}',
     created_at    timestamptz NOT NULL DEFAULT now(),
+    target_space  text NOT NULL, -- who may read it, as for memories
     CONSTRAINT attachments_sha_is_hex CHECK (sha256 ~ '^[0-9a-f]{64}$'),
     CONSTRAINT attachments_size_counted CHECK (size_bytes >= 0)
 );

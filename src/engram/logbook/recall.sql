@@ -1,0 +1,44 @@
+-- name: search
+-- Candidates and events of the given spaces that have any of the words, best first.
+--
+-- As in the search of memories, no word brings in more than `enough` rows.
+WITH candidate AS MATERIALIZED (
+    SELECT candidate_id FROM analysis.knowledge_candidates
+    WHERE words @@ %(asked)s::tsquery AND target_space = ANY(%(spaces)s)
+      AND (%(kinds)s::text[] IS NULL OR lower(kind) = ANY(%(kinds)s))
+      AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    LIMIT %(enough)s
+), event AS MATERIALIZED (
+    SELECT event_id FROM logbook.events
+    WHERE words @@ %(asked)s::tsquery AND target_space = ANY(%(spaces)s)
+      AND (%(kinds)s::text[] IS NULL OR lower(event_type) = ANY(%(kinds)s))
+      AND (%(actor)s::text IS NULL OR actor_user_id = %(actor)s)
+      AND (%(item_id)s::bigint IS NULL OR item_id = %(item_id)s)
+      AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s)
+    LIMIT %(enough)s
+)
+SELECT * FROM (
+    SELECT 'candidates' AS source, c.candidate_id AS id, c.target_space, c.title || E'\n\n' || c.content_md AS content,
+           c.kind, '{}'::jsonb AS meta_json, NULL::text AS actor_user_id, c.created_at,
+           ts_rank(c.words, %(asked)s::tsquery)::float8 AS score
+    FROM candidate JOIN analysis.knowledge_candidates c USING (candidate_id)
+    -- A candidate is nobody's own and belongs to no item.
+    WHERE %(actor)s::text IS NULL AND %(item_id)s::bigint IS NULL
+    UNION ALL
+    SELECT 'events', e.event_id, e.target_space, e.content_md, e.event_type, e.payload_json, e.actor_user_id,
+           e.created_at, ts_rank(e.words, %(asked)s::tsquery)::float8
+    FROM event JOIN logbook.events e USING (event_id)
+) AS found
+WHERE %(meta)s::jsonb IS NULL OR meta_json @> %(meta)s
+ORDER BY score DESC, created_at DESC, id DESC
+LIMIT %(limit)s;
+
+-- name: add_candidate
+-- Something distilled from the record that may become a memory.
+INSERT INTO analysis.knowledge_candidates
+    (target_space, kind, title, content_md, confidence, evidence_refs_json, words)
+VALUES (%(target_space)s, %(kind)s, %(title)s, %(content_md)s, %(confidence)s, %(evidence_refs_json)s,
+        %(words)s::tsvector)
+RETURNING candidate_id;
