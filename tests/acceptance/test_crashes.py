@@ -11,6 +11,9 @@ import pytest
 
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
+from engram.logbook import outbox
+from engram.logbook.config import Config
+from engram.logbook.connection import close
 from engram.postgres.pool import connect
 from engram.web.sockets import free_port
 from support.backend import Backend
@@ -25,6 +28,8 @@ pytestmark = pytest.mark.crash
 
 OF_THE_GATEWAY = [name for name in FAILPOINTS if name.startswith("memory_store.")]
 OF_IDEMPOTENCY = [name for name in FAILPOINTS if name.startswith("idempotency.")]
+OF_FORGETTING = [name for name in FAILPOINTS if name.startswith(("memory_forget.", "erasing."))]
+OF_RECONCILE = [name for name in FAILPOINTS if name.startswith("reconcile.")]
 OF_THE_WORKER = [name for name in FAILPOINTS if name.startswith("outbox_worker.")]
 
 
@@ -68,7 +73,11 @@ def move_time(dsn: str) -> None:
     """An hour passes: intents are overdue, leases are over, retries are due."""
     with connect(dsn) as connection:
         connection.execute("UPDATE logbook.idempotency_keys SET locked_at = locked_at - interval '1 hour'")
-        connection.execute("UPDATE logbook.memories SET intent_at = intent_at - interval '1 hour'")
+        connection.execute(
+            "UPDATE logbook.memories SET intent_at = intent_at - interval '1 hour',"
+            " erase_due_at = erase_due_at - interval '1 hour',"
+            " erase_locked_at = erase_locked_at - interval '1 hour'"
+        )
         connection.execute(
             "UPDATE logbook.outbox_memory SET locked_at = locked_at - interval '1 hour',"
             " next_attempt_at = next_attempt_at - interval '1 hour'"
@@ -157,3 +166,62 @@ def test_a_worker_killed_anywhere_delivers_everything_once(
     recover(served)
     assert ledger.verdict(dsn, server.contents()) == []
     assert sorted(server.contents()) == [f"fact {n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("stored_anew", [False, True], ids=["forgotten", "stored-anew"])
+@pytest.mark.parametrize("name", OF_FORGETTING)
+def test_a_gateway_killed_anywhere_in_a_forget_leaves_it_whole_or_gone(
+    served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str, stored_anew: bool
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    armed = environment(served, ENGRAM_FAILPOINT=name)
+    with started("serve", env=armed, log=tmp_path / "gateway.log") as gateway:
+        eventually(lambda: answers(f"{url}/health"), "the gateway")
+        ledger.store(url, "It stays.")
+        stored = ledger.store(url, "It goes.")
+        assert stored is not None
+        assert ledger.forget(url, "It goes.", memory_id=stored["memory_id"]) is None
+        assert gateway.wait(10) == -signal.SIGKILL, "the failpoint was never reached"
+    move_time(dsn)
+    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+        eventually(lambda: answers(f"{url}/health"), "the gateway again")
+        if stored_anew:
+            reply = ledger.store(url, "It goes.")
+            assert reply is not None
+            assert reply["action"] == "allow"
+    recover(served)
+    stays = stored_anew or name == "memory_forget.before_forget"
+    assert sorted(server.contents()) == (["It goes.", "It stays."] if stays else ["It stays."])
+    assert ledger.verdict(dsn, server.contents()) == []
+    with connect(dsn) as connection:
+        left = connection.execute(
+            "SELECT count(*) AS n FROM logbook.memories WHERE erase_due_at IS NOT NULL"
+        ).fetchall()
+    assert left == [{"n": 0}]
+
+
+@pytest.mark.parametrize("name", OF_RECONCILE)
+def test_a_reconcile_killed_anywhere_is_gone_on_with(
+    served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    dying = environment(served, ENGRAM_FAILPOINT="memory_store.after_call")
+    for n in range(2):
+        with started("serve", env=dying, log=tmp_path / "gateway.log") as gateway:
+            eventually(lambda: answers(f"{url}/health"), "the gateway")
+            assert ledger.store(url, f"fact {n}") is None
+            assert gateway.wait(10) == -signal.SIGKILL
+    config = Config(postgres_dsn=dsn)
+    outbox.enqueue_memory("fact 2", "team:a", config=config)
+    ledger.sent("fact 2")
+    outbox.claim_outbox("somebody who died", 1, 30, config)
+    move_time(dsn)
+    killed = run_engram("reconcile", env=environment(served, ENGRAM_FAILPOINT=name))
+    assert killed.returncode == -signal.SIGKILL, "the failpoint was never reached"
+    again = run_engram("reconcile", env=environment(served))
+    assert again.returncode == 1, "it had something left to repair"
+    assert run_engram("reconcile", env=environment(served)).returncode == 0
+    recover(served)
+    assert ledger.verdict(dsn, server.contents()) == []
+    assert sorted(server.contents()) == [f"fact {n}" for n in range(3)]
+    close(config)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 import pytest
 
 from engram.gateway.memory_query import MemoryQuery, QueryRequest
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.store_reply import StoreRequest
 from engram.kernel.errors import DatabaseUnavailable, Forbidden, InputError
-from engram.logbook import governance
+from engram.logbook import governance, items, recall
 from engram.logbook.config import Config
+from engram.logbook.memories import Filters
 from support.faults import Fault, Order
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +114,82 @@ async def test_a_database_that_is_away_is_told_as_such(query: MemoryQuery, db, m
     monkeypatch.setattr(db, "run", away)
     with pytest.raises(DatabaseUnavailable):
         await query.query(ask("webhook"))
+
+
+async def test_degraded_candidates_and_events_are_searched_too(
+    query: MemoryQuery, backend, config: Config
+) -> None:
+    for space in ("team:default", "private:bob"):
+        recall.add_candidate(space, "PITFALL", "Webhook", f"candidate in {space}", config=config)
+        items.add_event("incident", space, f"a webhook event in {space}", actor_user_id="eve", config=config)
+    backend.faults.fail(*[Order(Fault.STATUS, 500)] * 5, path="/memory/query")
+    reply = await query.query(ask("webhook"))
+    assert reply.degraded
+    assert {(r["source"], r["space"], r["kind"], r["state"]) for r in reply.results} == {
+        ("candidates", "team:default", "PITFALL", "recorded"),
+        ("events", "team:default", "incident", "recorded"),
+    }
+    only = await query.query(ask("webhook", filters=Filters(kinds=("pitfall",))))
+    assert [r["source"] for r in only.results] == ["candidates"]
+    of_eve = await query.query(ask("webhook", filters=Filters(actor_user_id="eve")))
+    assert [r["source"] for r in of_eve.results] == ["events"]
+
+
+BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+FILTERS = [
+    (Filters(kinds=("fact",)), ["A webhook fact."]),
+    (Filters(kinds=("fact", "PITFALL")), ["A webhook fact.", "A webhook pitfall."]),
+    (Filters(actor_user_id="bob"), ["A webhook pitfall."]),
+    (Filters(item_id=7), ["A webhook fact."]),
+    (Filters(meta={"module": "billing"}), ["A webhook pitfall."]),
+    (Filters(since=BEFORE, until=AFTER), ["A webhook fact.", "A webhook pitfall."]),
+    (Filters(since=AFTER), []),
+    (Filters(until=BEFORE), []),
+    (Filters(kinds=("fact",), actor_user_id="bob"), []),
+]
+
+
+@pytest.mark.parametrize("parked", [False, True], ids=["stored", "parked"])
+@pytest.mark.parametrize("degraded", [False, True], ids=["server-well", "server-ill"])
+@pytest.mark.parametrize(("filters", "expected"), FILTERS, ids=range(len(FILTERS)))
+async def test_filters_hold_wherever_the_answer_comes_from(
+    store: MemoryStore,
+    query: MemoryQuery,
+    backend,
+    config: Config,
+    filters: Filters,
+    expected: list[str],
+    degraded: bool,
+    parked: bool,
+) -> None:
+    governance.upsert_settings("default", True, None, "ada", config=config)
+    fact = replace(put("A webhook fact.", "ada", "team:default"), kind="FACT", item_id=7)
+    pitfall = replace(
+        put("A webhook pitfall.", "bob", "team:default"),
+        kind="PITFALL",
+        meta_json={"module": "billing", "tries": 3},
+    )
+    for request in (fact, pitfall):
+        if parked:
+            backend.faults.fail(Order(Fault.STATUS, 500))
+        await store.store(request)
+    if degraded:
+        backend.faults.fail(Order(Fault.STATUS, 500), path="/memory/query")
+    reply = await query.query(ask("webhook", filters=filters))
+    assert reply.degraded is degraded
+    assert sorted(contents(reply)) == expected
+
+
+async def test_a_token_that_lists_spaces_reads_no_others(
+    store: MemoryStore, query: MemoryQuery, config: Config
+) -> None:
+    governance.upsert_settings("default", True, None, "ada", config=config)
+    await store.store(put("The webhook is retried three times.", "ada", "team:default"))
+    narrow = ask("webhook", "bob", shared_spaces=frozenset({"team:other"}))
+    reply = await query.query(narrow)
+    assert (reply.spaces_searched, reply.results) == (["private:bob"], [])
+    with pytest.raises(Forbidden):
+        await query.query(replace(narrow, spaces=["team:default"]))
 
 
 @pytest.mark.parametrize(

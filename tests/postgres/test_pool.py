@@ -132,3 +132,33 @@ def test_a_malformed_connection_string_does_not_show_its_password() -> None:
     with pytest.raises(EngramError) as raised:
         connect("host=db password=correct hunter2")
     assert "hunter2" not in str(raised.value)
+
+
+def _end_the_others(observer: psycopg.Connection[dict[str, Any]], name: str) -> None:
+    ended = observer.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s", [name]
+    ).fetchall()
+    assert len(ended) == 3
+
+
+def test_a_connection_that_broke_while_idle_is_never_handed_out(
+    scratch_dsn: str, observer: psycopg.Connection[dict[str, Any]]
+) -> None:
+    with sync_pool(scratch_dsn, application_name="idle-sync") as pool:
+        pool.resize(3, 3)
+        pool.wait()
+        _end_the_others(observer, "idle-sync")
+        for _ in range(6):
+            with pool.connection() as connection:
+                assert connection.execute("SELECT 1 AS one").fetchall() == [{"one": 1}]
+
+
+@pytest.mark.anyio
+async def test_nor_by_the_async_pool(scratch_dsn: str, observer: psycopg.Connection[dict[str, Any]]) -> None:
+    async with async_pool(scratch_dsn, min_size=3, application_name="idle-async") as pool:
+        await pool.wait()
+        _end_the_others(observer, "idle-async")
+        for _ in range(6):
+            async with pool.connection() as connection:
+                cursor = await connection.execute("SELECT 1 AS one")
+                assert await cursor.fetchall() == [{"one": 1}]

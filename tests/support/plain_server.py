@@ -25,7 +25,8 @@ class PlainServer:
                 Route("/memory/add", self._add, methods=["POST"]),
                 Route("/memory/query", self._query, methods=["POST"]),
                 Route("/memory/all", self._all),
-                Route("/memory/{memory_id}", self._get),
+                Route("/memory/{memory_id}", self._get, methods=["GET"]),
+                Route("/memory/{memory_id}", self._delete, methods=["DELETE"]),
             ]
         )
 
@@ -63,3 +64,10 @@ class PlainServer:
     async def _get(self, request: Request) -> JSONResponse:
         found = [m for m in self.memories if m["id"] == request.path_params["memory_id"]]
         return JSONResponse(found[0]) if found else JSONResponse({"error": "not_found"}, 404)
+
+    async def _delete(self, request: Request) -> JSONResponse:
+        with self._lock:
+            found = [m for m in self.memories if m["id"] == request.path_params["memory_id"]]
+            for memory in found:
+                self.memories.remove(memory)
+        return JSONResponse({"ok": True}) if found else JSONResponse({"error": "not_found"}, 404)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
@@ -70,11 +72,30 @@ def connect(dsn: str, *, application_name: str = "engram") -> psycopg.Connection
         )
 
 
+def _has_spoken(connection: psycopg.Connection[Row] | psycopg.AsyncConnection[Row]) -> bool:
+    """An idle server is silent. One that has said something has mostly said goodbye."""
+    watch = select.poll()
+    watch.register(connection.pgconn.socket, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def _check(connection: psycopg.Connection[Row]) -> None:
+    """Refuse a connection that broke while it was idle; costs a microsecond when it did not."""
+    if _has_spoken(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _async_check(connection: psycopg.AsyncConnection[Row]) -> None:
+    if _has_spoken(connection):
+        await AsyncConnectionPool.check_connection(connection)
+
+
 def sync_pool(dsn: str, *, max_size: int = 8, application_name: str = "engram") -> SyncPool:
     return ConnectionPool(
         bounded(dsn, application_name=application_name),
         connection_class=psycopg.Connection[Row],
         kwargs=_CONNECT,
+        check=_check,
         min_size=1,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
@@ -91,6 +112,7 @@ def async_pool(
         bounded(dsn, application_name=application_name),
         connection_class=psycopg.AsyncConnection[Row],
         kwargs=_CONNECT,
+        check=_async_check,
         min_size=min_size,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
