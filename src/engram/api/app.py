@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 from starlette.routing import Route
 
 from engram import __version__
@@ -20,30 +21,47 @@ from engram.api.mcp_mount import McpMount
 from engram.api.routes import operations
 from engram.api.routes.tools import twins
 from engram.api.services import Services
+from engram.api.tokens_file import TokensFile
 from engram.kernel.settings import Settings
 from engram.web.guards import Guards
 
 OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
 
+# Tells /docs to ask for a token. Who calls is decided in `Authenticated`, not here.
+_TOKEN_IN_DOCS = Security(HTTPBearer(auto_error=False, description="See `engram token create`."))
 
-def create_app(settings: Settings, open_services: OpenServices) -> FastAPI:
-    app = FastAPI(title="engram", version=__version__, redoc_url=None)
+
+def create_app(
+    settings: Settings, open_services: OpenServices, *, tokens: TokensFile | None = None
+) -> FastAPI:
+    app = FastAPI(
+        title="engram",
+        version=__version__,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        dependencies=[] if tokens is None else [_TOKEN_IN_DOCS],
+    )
     mount = McpMount(lambda: app.state.services, max_body_bytes=settings.max_body_bytes)
     app.router.lifespan_context = _lifespan(open_services, mount)
     app.include_router(twins())
     app.include_router(operations.routes)
     app.router.routes.append(Route("/mcp", endpoint=mount))
     install_error_handlers(app)
-    app.add_middleware(Authenticated)
+    app.add_middleware(Authenticated, tokens=tokens)
     app.add_middleware(
         Guards,
         refuse=reply_to,
         max_body_bytes=settings.max_body_bytes,
-        allowed_hosts=settings.allowed_hosts,
+        allowed_hosts=[*settings.allowed_hosts, _own_host(settings)],
         allowed_origins=settings.allowed_origins,
     )
     app.add_middleware(Correlated)
     return app
+
+
+def _own_host(settings: Settings) -> str:
+    """The address it was told to listen on is one it answers to."""
+    return f"[{settings.gateway_host}]" if ":" in settings.gateway_host else settings.gateway_host
 
 
 def _lifespan(
@@ -56,6 +74,7 @@ def _lifespan(
             yield
             # Callers may be gone; what they began is finished before the pool closes.
             await services.store.drain()
+            await services.forget.drain()
             await services.idempotency.drain()
 
     return lifespan

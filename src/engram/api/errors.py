@@ -15,7 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from engram.kernel import correlation
-from engram.kernel.errors import EngramError, ErrorCode, IdempotencyInProgress, InputError
+from engram.kernel.errors import (
+    EngramError,
+    ErrorCode,
+    IdempotencyInProgress,
+    InputError,
+    Unauthenticated,
+)
 from engram.kernel.logs import fields
 
 log = logging.getLogger(__name__)
@@ -53,6 +59,8 @@ def reply_to(error: EngramError) -> JSONResponse:
     headers = {}
     if isinstance(error, IdempotencyInProgress):
         headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(envelope_of(error), error.http_status, headers=headers)
 
 

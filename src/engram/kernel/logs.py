@@ -28,6 +28,8 @@ _CREDENTIALS = (
     re.compile(r"(?i)(://[^\s:/@]*:)\S+(@)"),
     re.compile(rf"(?i)({_NAMED}[\"']?\s*[:=]\s*){_VALUE}()"),
     re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{6,}()"),
+    # A token of engram's own, whatever stands before it.
+    re.compile(r"(engram_)[A-Za-z0-9_-]{43}()"),
 )
 _hidden: set[str] = set()
 
