@@ -7,31 +7,24 @@ with JSON replies, so any gateway answers any call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
-from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from engram import __version__
+from engram.api import mcp_server
 from engram.api.caller import caller_of
-from engram.api.errors import envelope_of, reply_to, unexpected
+from engram.api.errors import reply_to
 from engram.api.services import Services
-from engram.api.tools import TOOLS, Tool, call
+from engram.api.tools import call
 from engram.gateway.callers import Caller
 from engram.kernel.errors import EngramError, InputError
-
-INSTRUCTIONS = (
-    "engram is this team's long-term memory. Query it before unfamiliar work; store what was "
-    "learned, one fact per memory. A deferred store is safe: it will be delivered."
-)
 
 
 class McpMount:
@@ -40,7 +33,10 @@ class McpMount:
     def __init__(self, services: Callable[[], Services], *, max_body_bytes: int) -> None:
         self._services = services
         self._manager = StreamableHTTPSessionManager(
-            app=self._server(), json_response=True, stateless=True, max_request_body_size=max_body_bytes
+            app=mcp_server.server(self._call_tool),
+            json_response=True,
+            stateless=True,
+            max_request_body_size=max_body_bytes,
         )
 
     @asynccontextmanager
@@ -68,33 +64,16 @@ class McpMount:
         except EngramError as error:
             return reply_to(error)
 
-    def _server(self) -> Server[Any]:
-        return Server(
-            "engram",
-            version=__version__,
-            title="engram",
-            instructions=INSTRUCTIONS,
-            on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
-            get_tool_input_schema=lambda name: TOOLS[name].input_schema if name in TOOLS else None,
-        )
-
-    async def _list_tools(self, _: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
-
     async def _call_tool(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        try:
-            caller = caller_of(context.request.scope)
-            result = (await call(self._services(), params.name, params.arguments, caller)).body
-        except EngramError as error:
-            return _tool_error(error)
-        except Exception as error:  # noqa: BLE001 - the protocol wants an answer to every call
-            return _tool_error(unexpected(error))
-        return types.CallToolResult(content=[_text(result)], structured_content=result)
+        caller = caller_of(context.request.scope)
+        answer = await call(self._services(), params.name, params.arguments, caller)
+        return mcp_server.succeeded(answer.body)
 
 
 def _bare_call(body: bytes) -> dict[str, Any] | None:
     """The bare form's object, or None for what is the SDK's to judge."""
+    if body.startswith(b'{"jsonrpc"'):
+        return None
     try:
         # Bounded in depth, unlike the standard library's.
         parsed = from_json(body)
@@ -113,28 +92,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return replay
-
-
-def _described(tool: Tool) -> types.Tool:
-    return types.Tool(
-        name=tool.name,
-        title=tool.title,
-        description=tool.description,
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        annotations=types.ToolAnnotations(
-            title=tool.title,
-            read_only_hint=tool.read_only,
-            destructive_hint=tool.destructive,
-            idempotent_hint=True,
-            open_world_hint=False,
-        ),
-    )
-
-
-def _tool_error(error: EngramError) -> types.CallToolResult:
-    return types.CallToolResult(content=[_text(envelope_of(error))], is_error=True)
-
-
-def _text(value: dict[str, Any]) -> types.TextContent:
-    return types.TextContent(type="text", text=json.dumps(value, ensure_ascii=False))
