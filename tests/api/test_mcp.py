@@ -35,9 +35,24 @@ async def test_tools_are_described_for_agents(gateway: str, era: str) -> None:
             assert tool.description
             assert len(tool.description) > 80
             assert tool.output_schema["properties"]["correlation_id"]
-            assert tool.annotations.destructive_hint is False
-            assert tool.annotations.read_only_hint is (tool.name == "memory_query")
+            assert tool.annotations.destructive_hint is TOOLS[tool.name].destructive
+            assert tool.annotations.read_only_hint is TOOLS[tool.name].read_only
+            assert tool.annotations.idempotent_hint is TOOLS[tool.name].repeatable
             assert all("description" in p for p in tool.input_schema["properties"].values())
+
+
+def test_what_tools_do_is_what_they_say() -> None:
+    """Spelled out: an agent may call the first kind unasked, and must ask before the second."""
+    asking = {"memory_query", "reliability_report", "evidence_read", "logbook_query"}
+    assert {name for name, tool in TOOLS.items() if tool.read_only} == asking
+    assert {name for name, tool in TOOLS.items() if tool.scope == "read"} == asking
+    assert {name for name, tool in TOOLS.items() if tool.destructive} == {
+        "memory_forget",
+        "governance_update",
+    }
+    assert {name for name, tool in TOOLS.items() if tool.scope == "admin"} == {"governance_update"}
+    made_anew = {"logbook_create_item", "logbook_add_event"}
+    assert {name for name, tool in TOOLS.items() if not tool.repeatable} == made_anew
 
 
 @pytest.mark.parametrize("era", ERAS)

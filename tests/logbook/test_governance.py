@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import psycopg
@@ -12,6 +13,7 @@ from engram.logbook import governance, outbox
 from engram.logbook.config import Config
 from engram.logbook.lifecycle import ACTIONS, AUDIT, audit_status
 from engram.postgres.pool import connect
+from support.processes import eventually
 
 INSERT = (
     "INSERT INTO governance.write_audit (target_space, action, status, finalized_at, evidence_refs_json)"
@@ -191,3 +193,80 @@ def test_an_evidence_uri_that_cannot_be_parsed_breaks_an_invariant(
     governance.insert_write_audit("ada", "team:a", "allow", None, None, refs, config)
     sums = {row["name"]: row["ok"] for row in governance.invariants(config)}
     assert sums["evidence URIs can be parsed"] is ok
+
+
+def settings_of(row: dict) -> tuple:
+    return row["team_write_enabled"], row["policy_json"], row["updated_by"]
+
+
+def test_an_update_changes_what_is_given_and_returns_the_row(config: Config) -> None:
+    opened = governance.update_settings("payments", True, updated_by="ada", config=config)
+    assert settings_of(opened) == (True, {}, "ada")
+    limited = governance.update_settings(
+        "payments", policy_json={"max_chars": 10}, updated_by="bob", config=config
+    )
+    assert settings_of(limited) == (True, {"max_chars": 10}, "bob")
+    closed = governance.update_settings("payments", False, updated_by="carol", config=config)
+    assert settings_of(closed) == (False, {"max_chars": 10}, "carol")
+    cleared = governance.update_settings("payments", policy_json={}, updated_by="eve", config=config)
+    assert settings_of(cleared) == (False, {}, "eve")
+    assert settings_of(governance.get_or_create_settings("payments", config)) == (False, {}, "eve")
+
+
+def test_an_update_that_changes_nothing_leaves_no_trace(config: Config) -> None:
+    first = governance.update_settings("payments", True, {"max_chars": 10}, "ada", config)
+    again = governance.update_settings("payments", True, {"max_chars": 10}, "bob", config)
+    assert again == first
+    assert len(governance.settings_history("payments", config=config)) == 1
+
+
+CHANGES = [(True, None), (None, {"max_chars": 10})]
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["changed", "first-of-all"])
+@pytest.mark.parametrize("changes", [CHANGES, CHANGES[::-1]], ids=["policy-last", "policy-first"])
+def test_two_updates_at_once_keep_both_changes(
+    config: Config, dsn: str, changes: list, settled: bool
+) -> None:
+    """The second waits for the first's row, and then sees what the first has made of it."""
+    if settled:
+        governance.update_settings("payments", False, {}, "root", config)
+    with connect(dsn) as first, ThreadPoolExecutor(1) as threads:
+        first.autocommit = False
+        one = governance.update_settings.query("payments", *changes[0], "ada")
+        first.execute(one.statement.text.encode(), one.params)
+        second = threads.submit(governance.update_settings, "payments", *changes[1], "bob", config)
+        wait_for_a_lock(dsn)
+        first.commit()
+        assert settings_of(second.result(10)) == (True, {"max_chars": 10}, "bob")
+
+
+def wait_for_a_lock(dsn: str) -> None:
+    """Until somebody in this database waits for somebody else's transaction."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with connect(dsn) as connection:
+        eventually(lambda: connection.execute(waiting).fetchone(), "a blocked update", 10)
+
+
+def test_the_audits_of_an_outbox_row_are_found(config: Config) -> None:
+    for outbox_id, action in ((1, "redirect"), (2, "redirect"), (1, "retry"), (11, "redirect"), (1, "allow")):
+        governance.insert_write_audit("ada", "team:a", action, None, None, {"outbox_id": outbox_id}, config)
+    governance.insert_write_audit("ada", "team:a", "allow", config=config)
+    found = governance.audits_of_outbox(1, config)
+    assert [audit["action"] for audit in found] == ["redirect", "retry", "allow"]
+
+
+def test_the_sums_count_each_uri_once_however_deep(config: Config) -> None:
+    uri = f"memory://attachments/1/{'a' * 64}"
+    refs = {"attachments": [{"artifact_uri": uri}], "extra": {"deeper": [[{"artifact_uri": uri}]]}}
+    governance.insert_write_audit("ada", "team:a", "allow", None, None, refs, config)
+    sums = {row["name"]: (row["left"], row["right"]) for row in governance.invariants(config)}
+    assert sums["evidence URIs can be parsed"] == (2, 2)
+
+
+@pytest.mark.parametrize("digits", [63, 65])
+def test_a_hash_of_another_length_breaks_the_sum(config: Config, digits: int) -> None:
+    refs = {"attachments": [{"artifact_uri": f"memory://attachments/1/{'a' * digits}"}]}
+    governance.insert_write_audit("ada", "team:a", "allow", None, None, refs, config)
+    sums = {row["name"]: row["ok"] for row in governance.invariants(config)}
+    assert not sums["evidence URIs can be parsed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from engram.kernel.errors import ConstraintViolated
 from engram.logbook import items, kv
 from engram.logbook.config import Config
+from engram.logbook.connection import run
+from engram.logbook.items import Attached, Attachment, Event, Recorded
+from engram.postgres.pool import connect
 
 SHA = "a" * 64
 
@@ -105,3 +109,120 @@ def test_of_many_that_move_a_key_at_once_each_step_is_taken_once(config: Config,
 
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(climb, range(8))) == steps
+
+
+def test_items_are_found_in_several_projects_by_words_and_id(config: Config) -> None:
+    webhook = items.create_item("task", "Mend the webhook", "payments", config=config)
+    lease = items.create_item("incident", "租约过期", "storage", config=config)
+    hidden = items.create_item("task", "Mend the webhook too", "secret", config=config)
+
+    def ids(*projects: str, **kw: object) -> list[int]:
+        return [i["item_id"] for i in items.list_items(projects, config=config, **kw)]
+
+    assert ids("payments", "storage", "payments") == [lease, webhook]
+    assert ids("payments", "storage", text="webhook incident") == [lease, webhook]
+    assert ids("payments", "storage", text="租约") == [lease]
+    assert ids("payments", "storage", item_id=webhook) == [webhook]
+    assert ids("payments", "storage", item_id=hidden) == []
+    assert ids("payments", "storage", limit=1, before_id=lease) == [webhook]
+    assert ids() == []
+
+
+def test_pages_go_through_several_spaces_in_one_order(config: Config) -> None:
+    spaces = ["team:a", "private:ada", "team:a"]
+    made = [items.add_event("note", spaces[n % 2], f"event {n}", config=config) for n in range(9)]
+    items.add_event("note", "private:bob", "not seen", config=config)
+    seen: list[int] = []
+    while page := items.list_events(spaces, limit=2, before_id=seen[-1] if seen else None, config=config):
+        seen += [event["event_id"] for event in page]
+    assert seen == made[::-1]
+
+
+def test_what_was_made_under_a_request_is_found_again(config: Config) -> None:
+    def item(request_id: str | None) -> int:
+        return items.create_item("task", "Once", "payments", config=config, request_id=request_id)
+
+    def event(space: str, request_id: str | None) -> Recorded:
+        return run(items.record_event(Event("note", space, "Once.", request_id=request_id)), config)
+
+    assert item("r1") == item("r1") != item("r2")
+    assert item(None) != item(None)
+    first = event("team:a", "r1")
+    assert event("private:ada", "r1") == first, "it stays where its first try put it"
+    assert event("team:a", None) != event("team:a", None)
+
+
+def test_many_at_once_under_one_request_make_one(config: Config) -> None:
+    def make(_: int) -> tuple[int, int]:
+        item = items.create_item("task", "Once", "payments", config=config, request_id="r")
+        event = run(items.record_event(Event("note", "team:a", "Once.", request_id="r")), config)
+        return item, event.event_id
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(make, range(32)))) == 1
+
+
+def test_the_same_bytes_are_one_attachment_of_owner_space_and_item(config: Config) -> None:
+    item = items.create_item("task", "Mend the webhook", "payments", config=config)
+
+    def attach(**kw: object) -> Attached:
+        given = {"kind": "log", "artifact_key": f"blobs/aa/{SHA}", "sha256": SHA, "size_bytes": 1, **kw}
+        return run(items.attach(Attachment(**given)), config)
+
+    first = attach(owner="ada")
+    assert first.fresh
+    assert attach(owner="ada", kind="diff") == Attached(first.attachment_id, fresh=False)
+    others = [
+        attach(owner="bob"),
+        attach(owner="ada", item_id=item),
+        attach(owner="ada", target_space="team:payments"),
+        attach(),
+    ]
+    assert all(other.fresh for other in others)
+    assert attach() == Attached(others[-1].attachment_id, fresh=False), "nobody's is one too"
+    again = items.add_attachment("log", f"blobs/aa/{SHA}", SHA, 1, owner="ada", config=config)
+    assert again == first.attachment_id
+
+
+@pytest.mark.parametrize(
+    ("owner", "given", "space"),
+    [("ada", None, "private:ada"), (None, None, "private:local"), ("ada", "team:a", "team:a")],
+)
+def test_an_attachment_is_its_owners_alone_unless_told_otherwise(
+    config: Config, owner: str | None, given: str | None, space: str
+) -> None:
+    attachment = items.add_attachment(
+        "log", f"blobs/aa/{SHA}", SHA, 1, owner=owner, config=config, target_space=given
+    )
+    found = items.get_attachment(attachment, config)
+    assert found is not None
+    assert found["target_space"] == space
+
+
+FILL = """
+INSERT INTO logbook.events (event_type, target_space, content_md)
+SELECT 'note', CASE WHEN n % 500 = 0 THEN 'private:ada' ELSE 'team:a' END, 'event ' || n
+FROM generate_series(1, 20000) n
+"""
+
+
+@pytest.mark.parametrize("spaces", [["private:ada"], ["private:nobody"], ["team:a", "private:ada"]])
+def test_a_page_of_events_never_walks_through_other_spaces(dsn: str, spaces: list[str]) -> None:
+    with connect(dsn) as connection:
+        connection.execute(FILL)
+        connection.execute("ANALYZE logbook.events")
+        query = items.list_events.query(spaces, limit=20)
+        plan = connection.execute(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {query.statement.text}".encode(), query.params
+        ).fetchone()
+    assert plan is not None
+    nodes = list(plan_nodes(plan["QUERY PLAN"][0]["Plan"]))
+    assert {node.get("Index Name") for node in nodes} >= {"events_by_space"}
+    assert sum(node.get("Rows Removed by Filter", 0) for node in nodes) == 0
+    assert all(node["Node Type"] != "Seq Scan" for node in nodes)
+
+
+def plan_nodes(plan: dict) -> Iterator[dict]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from plan_nodes(child)

@@ -220,6 +220,57 @@ def test_a_holder_may_renew_late_while_nobody_has_taken_the_row(config: Config) 
     assert outbox.ack_sent(outbox_id, "w1", "mem", config=config, lease_token=claimed["lease_token"])
 
 
+def test_a_bulk_renewal_judges_each_row_and_tells_what_is_known_of_its_memory(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(5)]
+    tokens = {
+        c["outbox_id"]: c["lease_token"] for c in outbox.claim_outbox("w1", lease_seconds=30, config=config)
+    }
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET forgotten_at = now() WHERE outbox_id = %s", [ids[1]]
+        )
+        connection.execute(
+            "UPDATE logbook.memories SET state = 'stored', memory_id = 'mem-2' WHERE outbox_id = %s", [ids[2]]
+        )
+        connection.execute("DELETE FROM logbook.memories WHERE outbox_id = %s", [ids[4]])
+    later(config, 31)
+    (taken,) = outbox.claim_outbox("w2", limit=1, config=config)
+    assert taken["outbox_id"] == ids[0]
+    renewed = outbox.renew_many("w1", tokens.items(), config)
+    assert set(renewed) == set(ids[1:]), "late is allowed, but not for a row that was taken"
+    assert [renewed[i].forgotten for i in ids[1:]] == [True, False, False, False]
+    assert [renewed[i].state for i in ids[1:]] == ["parked", "stored", "parked", None]
+    assert renewed[ids[2]].memory_id == "mem-2"
+    assert renewed[ids[3]].delivery_key == memory_of(config, ids[3])["delivery_key"]
+    assert outbox.ack_sent(ids[3], "w1", "mem", config=config, lease_token=tokens[ids[3]])
+    assert outbox.renew_many("w1", [(ids[3], tokens[ids[3]])], config) == {}, "it is settled"
+    assert outbox.renew_many("w1", [], config) == {}
+
+
+def test_a_bulk_renewal_needs_the_holder_and_the_token(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (stale,) = outbox.claim_outbox("pod-0", lease_seconds=30, config=config)
+    later(config, 31)
+    (fresh,) = outbox.claim_outbox("pod-0", lease_seconds=30, config=config)
+    assert outbox.renew_many("pod-0", [(outbox_id, stale["lease_token"])], config) == {}
+    assert outbox.renew_many("pod-1", [(outbox_id, fresh["lease_token"])], config) == {}
+    before = row(config, outbox_id)["locked_at"]
+    assert set(outbox.renew_many("pod-0", [(outbox_id, fresh["lease_token"])], config)) == {outbox_id}
+    assert row(config, outbox_id)["locked_at"] > before
+
+
+def test_a_renewal_tells_how_long_another_write_of_the_content_may_take(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    (claimed,) = outbox.claim_outbox("w1", config=config)
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.memories SET state = 'intent', audit_id = 1, intent_at = now(), intent_seconds = 60"
+        )
+    renewed = outbox.renew_many("w1", [(outbox_id, claimed["lease_token"])], config)[outbox_id]
+    assert renewed.state == "intent"
+    assert 50 < renewed.intent_left_seconds <= 60
+
+
 def test_a_stale_owner_is_refused_while_the_new_owner_is_running(config: Config) -> None:
     """The same worker id twice (a restarted pod): only the token tells them apart."""
     outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
@@ -288,6 +339,37 @@ def test_a_released_row_is_free_again_and_counts_no_try(config: Config) -> None:
     assert len(outbox.claim_outbox("w2", config=config)) == 1
 
 
+def test_a_row_handed_back_is_audited_if_there_is_a_reason_and_only_by_its_holder(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(3)]
+    tokens = {c["outbox_id"]: c["lease_token"] for c in outbox.claim_outbox("w1", config=config)}
+    back = [
+        Released(ids[0], tokens[ids[0]], "timed out", reason="outbox_flush_db_timeout"),
+        Released(ids[1], tokens[ids[1]]),
+        Released(ids[2], tokens[ids[2]] - 99, reason="outbox_flush_db_error"),
+    ]
+    assert outbox.release_many("w1", back, config) == {ids[0], ids[1]}
+    (audit,) = audits(config)
+    assert (audit["action"], audit["reason"]) == ("retry", "outbox_flush_db_timeout")
+    assert audit["evidence_refs_json"]["outbox_id"] == ids[0]
+    assert {row(config, i)["retry_count"] for i in ids} == {0}
+
+
+def test_a_forgotten_row_waits_for_nothing(config: Config) -> None:
+    ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(3)]
+    later(config, 60)
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET forgotten_at = now(), created_at = now() - interval '1 day'"
+            " WHERE outbox_id = %s",
+            [ids[0]],
+        )
+    stats = outbox.stats(config)
+    assert (stats["pending"], stats["due"]) == (2, 2)
+    assert stats["oldest_pending_seconds"] < 3600
+    assert outbox.backlog(config)["pending"] == 2
+    assert outbox.backlog(config)["oldest_pending_seconds"] < 3600
+
+
 def test_a_refused_settle_is_a_conflict_unless_it_was_our_own(config: Config) -> None:
     ids = [outbox.enqueue_memory(f"fact {n}", SPACE, config=config) for n in range(2)]
     first = {
@@ -296,10 +378,29 @@ def test_a_refused_settle_is_a_conflict_unless_it_was_our_own(config: Config) ->
     outbox.ack_sent(ids[0], "w1", "mem", config=config, lease_token=first[ids[0]])
     later(config, 31)
     outbox.claim_outbox("w2", config=config)
-    assert outbox.record_conflicts(first.items(), config) == {ids[1]}
+    assert outbox.record_conflicts("w1", first.items(), config) == {ids[1]}
     (audit,) = audits(config)
     assert (audit["action"], audit["reason"]) == ("conflict", "outbox_flush_conflict")
-    assert audit["evidence_refs_json"]["outbox_id"] == ids[1]
+    assert audit["evidence_refs_json"] == {
+        "outbox_id": ids[1],
+        "extra": {"status": "pending", "locked_by": "w2", "worker_id": "w1"},
+    }
+
+
+def test_a_conflict_keeps_the_evidence_of_the_write(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET evidence_refs_json ="
+            ' \'{"patches": [1], "extra": {"correlation_id": "corr-1"}}\''
+        )
+    outbox.record_conflicts("w1", [(outbox_id, 7)], config)
+    (audit,) = audits(config)
+    assert audit["evidence_refs_json"] == {
+        "patches": [1],
+        "outbox_id": outbox_id,
+        "extra": {"correlation_id": "corr-1", "status": "pending", "locked_by": None, "worker_id": "w1"},
+    }
 
 
 def test_the_schema_knows_exactly_the_states_of_the_lifecycle(dsn: str) -> None:

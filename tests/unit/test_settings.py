@@ -132,6 +132,8 @@ def test_secrets_are_not_in_the_repr() -> None:
         "REDIS_URL": "redis://:hunter2@cache",
         "OPENMEMORY_API_KEY": "om-hunter2",
         "OPENMEMORY_BASE_URL": "https://u:hunter2@memory.internal",
+        "ENGRAM_TOKEN": "engram_hunter2",
+        "ENGRAM_ALERT_WEBHOOK_URL": "https://hooks.internal/hunter2",
     }
     assert set(secrets) == {SETTINGS[name].env for name in SECRETS}
     loaded = load(**secrets)

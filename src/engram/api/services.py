@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engram.gateway.evidence import Evidence
+from engram.gateway.governing import Governing
+from engram.gateway.memory_forget import MemoryForget
 from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
+from engram.gateway.notebook import Notebook
 from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.kernel.settings import Settings
 from engram.logbook.idempotency import IdempotencyService
@@ -20,3 +24,7 @@ class Services:
     idempotency: IdempotencyService
     store: MemoryStore
     query: MemoryQuery
+    forget: MemoryForget
+    governing: Governing
+    evidence: Evidence
+    notebook: Notebook

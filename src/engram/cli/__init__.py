@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import typer
 
-from engram.cli import database, memory, roles, stack
+from engram.cli import database, evidence, governance, mcp, memory, outbox, roles, stack, token
 
 app = typer.Typer(
     name="engram",
@@ -23,6 +23,14 @@ app = typer.Typer(
 )
 worker = typer.Typer(help="Run a background role.", no_args_is_help=True)
 app.add_typer(worker, name="worker")
+tokens = typer.Typer(help="Make, list and revoke callers' tokens.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+governing = typer.Typer(help="See and change who may write to a project.", no_args_is_help=True)
+app.add_typer(governing, name="governance")
+files = typer.Typer(help="Keep and read the files that memories rest on.", no_args_is_help=True)
+app.add_typer(files, name="evidence")
+waiting = typer.Typer(help="See what waits for the memory server, and try again.", no_args_is_help=True)
+app.add_typer(waiting, name="outbox")
 
 app.command("up")(stack.up)
 app.command("demo")(stack.demo)
@@ -39,7 +47,20 @@ app.command("redis-cli", context_settings={"allow_extra_args": True, "ignore_unk
 )
 app.command("store")(memory.store)
 app.command("query")(memory.query)
+app.command("forget")(memory.forget)
+app.command("report")(governance.report)
+governing.command("show")(governance.show)
+governing.command("set")(governance.set_)
+files.command("upload")(evidence.upload)
+files.command("read")(evidence.read)
+waiting.command("list")(outbox.list_)
+waiting.command("show")(outbox.show)
+waiting.command("requeue")(outbox.requeue)
+app.command("mcp")(mcp.mcp)
 app.command("mcp-config")(memory.mcp_config)
+tokens.command("create")(token.create)
+tokens.command("list")(token.list_)
+tokens.command("revoke")(token.revoke)
 app.command("doctor")(database.doctor)
 app.command("settings")(database.settings)
 

@@ -37,17 +37,10 @@ def psql(
     dsn: Annotated[bool, typer.Option("--dsn", help="Print the connection string instead.")] = False,
 ) -> None:
     """Open psql on engram's database; further arguments go to psql."""
-    from engram.embedded import postgres_binary, running_postgres
-    from engram.kernel.errors import EmbeddedError
-    from engram.kernel.settings import Settings
+    from engram.embedded import postgres_binary
     from engram.postgres.pool import without_password
 
-    settings = Settings.load()
-    found = settings.postgres_dsn or running_postgres(settings.data_dir)
-    if found is None:
-        raise EmbeddedError(
-            f"no PostgreSQL is running in {settings.data_dir}", hint="start it with `engram up`"
-        )
+    found = running_database()
     if dsn:
         print(found)
         return
@@ -114,6 +107,21 @@ def settings() -> None:
         value = getattr(loaded, name)
         shown = "***" if setting.secret and value else value
         print(f"{setting.env}={'' if value in (None, ()) else shown}\n    {setting.doc} ({setting.key})")
+
+
+def running_database() -> str:
+    """The DSN of the configured database, or of the embedded one if it runs."""
+    from engram.embedded import running_postgres
+    from engram.kernel.errors import EmbeddedError
+    from engram.kernel.settings import Settings
+
+    settings = Settings.load()
+    found = settings.postgres_dsn or running_postgres(settings.data_dir)
+    if found is None:
+        raise EmbeddedError(
+            f"no PostgreSQL is running in {settings.data_dir}", hint="start it with `engram up`"
+        )
+    return found
 
 
 def _told(text: str) -> None:

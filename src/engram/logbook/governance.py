@@ -20,6 +20,8 @@ from engram.postgres.sqlfile import load_sql
 
 SQL = load_sql("engram.logbook", "governance.sql")
 
+MOST_REASONS = 50
+
 
 @primitive
 def get_or_create_settings(project_key: str, config: Config | None = None) -> Query[dict[str, Any]]:
@@ -48,6 +50,24 @@ def upsert_settings(
         "updated_by": updated_by,
     }
     return Query(SQL["upsert_settings"], any_row, params)
+
+
+@primitive
+def update_settings(
+    project_key: str,
+    team_write_enabled: bool | None = None,
+    policy_json: dict[str, Any] | None = None,
+    updated_by: str | None = None,
+    config: Config | None = None,
+) -> Query[dict[str, Any]]:
+    """Change what is given and leave the rest; the settings as they are then."""
+    params = {
+        "project_key": project_key,
+        "team_write_enabled": team_write_enabled,
+        "policy_json": None if policy_json is None else Jsonb(policy_json),
+        "updated_by": updated_by,
+    }
+    return Query(SQL["update_settings"], one_row, params)
 
 
 @primitive
@@ -134,6 +154,25 @@ def query_write_audit(
         "correlation_id": correlation_id,
     }
     return Query(SQL["query_audit"], rows, params)
+
+
+@primitive
+def audits_of_outbox(outbox_id: int, config: Config | None = None) -> Query[list[dict[str, Any]]]:
+    """What was decided about an outbox row, in the order it happened."""
+    return Query(SQL["audits_of_outbox"], rows, {"outbox_id": outbox_id})
+
+
+@primitive
+def report(
+    since: datetime | None = None, last_seconds: float | None = None, config: Config | None = None
+) -> Query[dict[str, Any]]:
+    """The numbers of the reliability report: since a time, of the last so many seconds, or of everything.
+
+    `by_reason` is a list of pairs, most frequent first; what is beyond
+    `MOST_REASONS` is summed as "(other)", so every breakdown adds up to the total.
+    """
+    params = {"since": since, "last_seconds": last_seconds, "most_reasons": MOST_REASONS}
+    return Query(SQL["report"], one_row, params)
 
 
 @primitive

@@ -19,6 +19,23 @@ SET team_write_enabled = EXCLUDED.team_write_enabled,
     updated_at = now()
 RETURNING project_key;
 
+-- name: update_settings
+-- Change what is given of a project's settings and leave the rest; what changes nothing leaves no trace.
+INSERT INTO governance.settings AS s (project_key, team_write_enabled, policy_json, updated_by)
+VALUES (%(project_key)s, COALESCE(%(team_write_enabled)s::boolean, false),
+        COALESCE(%(policy_json)s::jsonb, '{}'::jsonb), %(updated_by)s)
+ON CONFLICT (project_key) DO UPDATE
+SET (team_write_enabled, policy_json, updated_by, updated_at) = (
+    SELECT enabled, policy,
+           CASE WHEN changed THEN %(updated_by)s ELSE s.updated_by END,
+           CASE WHEN changed THEN now() ELSE s.updated_at END
+    FROM (SELECT COALESCE(%(team_write_enabled)s::boolean, s.team_write_enabled) AS enabled,
+                 COALESCE(%(policy_json)s::jsonb, s.policy_json) AS policy) AS wanted
+    CROSS JOIN LATERAL (SELECT (enabled, policy) IS DISTINCT FROM (s.team_write_enabled, s.policy_json)
+                            AS changed) AS compared
+)
+RETURNING *;
+
 -- name: settings_history
 -- Who changed a project's settings, from what to what, newest first.
 SELECT * FROM governance.settings_history
@@ -58,6 +75,64 @@ WHERE (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
   AND (%(correlation_id)s::text IS NULL OR correlation_id = %(correlation_id)s)
 ORDER BY created_at DESC, audit_id DESC
 LIMIT %(limit)s;
+
+-- name: audits_of_outbox
+-- What was decided about an outbox row, in the order it happened.
+SELECT audit_id, created_at, actor_user_id, action, reason, status, memory_id, correlation_id, finalized_at
+FROM governance.write_audit
+WHERE evidence_refs_json ? 'outbox_id' AND evidence_refs_json ->> 'outbox_id' = %(outbox_id)s::bigint::text
+ORDER BY audit_id;
+
+-- name: report
+-- What became of the writes since a time, how the outbox stands, and the sums: one snapshot, so they agree.
+--
+-- A reason is shown only if it looks like one of engram's own words: a script may
+-- have written anything there, and a report is read by everybody.
+WITH audits AS MATERIALIZED (
+    SELECT action, status, reason, count(*) AS writes,
+           evidence_refs_json ?| ARRAY['patches', 'attachments']
+               OR evidence_refs_json #> '{extra,external_refs}' IS NOT NULL AS evidenced
+    FROM governance.write_audit
+    WHERE created_at >= COALESCE(%(since)s::timestamptz, now() - make_interval(secs => %(last_seconds)s::float8),
+                                 '-infinity')
+    GROUP BY action, status, reason, evidenced
+), stores AS (
+    -- Decisions about a store, not about its delivery later on nor about forgetting.
+    SELECT COALESCE(sum(writes), 0)::bigint AS decided,
+           COALESCE(sum(writes) FILTER (WHERE evidenced), 0)::bigint AS evidenced
+    FROM audits WHERE reason IS NULL OR NOT (starts_with(reason, 'outbox_') OR starts_with(reason, 'memory_forget'))
+), reasons AS (
+    SELECT CASE WHEN reason IS NULL THEN '(none)'
+                WHEN reason ~ '^[a-z][a-z0-9_]{0,63}(:[A-Za-z0-9_.-]{1,63})?$' THEN reason
+                ELSE '(other)' END AS name,
+           sum(writes) AS writes
+    FROM audits GROUP BY name
+), ranked AS (
+    SELECT CASE WHEN row_number() OVER (ORDER BY name = '(other)', writes DESC, name) <= %(most_reasons)s
+                THEN name ELSE '(other)' END AS name, writes
+    FROM reasons
+), outbox AS (
+    SELECT count(*) FILTER (WHERE forgotten_at IS NULL AND status = 'pending') AS pending,
+           count(*) FILTER (WHERE forgotten_at IS NULL AND status = 'pending' AND next_attempt_at <= now()) AS due,
+           count(*) FILTER (WHERE forgotten_at IS NULL AND status = 'sent') AS sent,
+           count(*) FILTER (WHERE forgotten_at IS NULL AND status = 'dead') AS dead,
+           count(*) FILTER (WHERE forgotten_at IS NOT NULL) AS forgotten,
+           percentile_cont(ARRAY[0.5, 0.95, 1])
+               WITHIN GROUP (ORDER BY EXTRACT(epoch FROM now() - created_at)::float8)
+               FILTER (WHERE forgotten_at IS NULL AND status = 'pending') AS ages
+    FROM logbook.outbox_memory
+)
+SELECT COALESCE(%(since)s::timestamptz, now() - make_interval(secs => %(last_seconds)s::float8)) AS since,
+       (SELECT COALESCE(sum(writes), 0)::bigint FROM audits) AS total_writes,
+       (SELECT jsonb_object_agg(action, writes)
+        FROM (SELECT action, sum(writes) AS writes FROM audits GROUP BY action) AS actions) AS by_action,
+       (SELECT jsonb_object_agg(status, writes)
+        FROM (SELECT status, sum(writes) AS writes FROM audits GROUP BY status) AS statuses) AS by_status,
+       (SELECT jsonb_agg(jsonb_build_array(name, writes) ORDER BY name = '(other)', writes DESC, name)
+        FROM (SELECT name, sum(writes) AS writes FROM ranked GROUP BY name) AS named) AS by_reason,
+       (SELECT to_jsonb(outbox) FROM outbox) AS outbox,
+       (SELECT to_jsonb(stores) FROM stores) AS stores,
+       (SELECT jsonb_agg(to_jsonb(i)) FROM governance.invariants AS i) AS invariants;
 
 -- name: invariants
 -- The sums that must agree at any moment.

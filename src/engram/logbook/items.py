@@ -1,19 +1,67 @@
-"""Items, what happened to them, and the files that belong to them."""
+"""Items, what happened to them, and the files that belong to them.
+
+`request_id` is the id that an idempotency key stands for: what was made under
+it is found again, never made twice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.query import Query, any_row, maybe_row, rows, scalar
+from engram.postgres.query import Query, Read, Row, T, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import any_of, tokenize, tsvector
 
 SQL = load_sql("engram.logbook", "items.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; who may read it follows from its space."""
+
+    event_type: str
+    target_space: str
+    content_md: str = ""
+    item_id: int | None = None
+    actor_user_id: str | None = None
+    payload_json: dict[str, Any] | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Where an event is: a repeated request finds it where its first try put it."""
+
+    event_id: int
+    target_space: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file whose bytes are in the artifact store under `artifact_key`."""
+
+    kind: str
+    artifact_key: str
+    sha256: str
+    size_bytes: int
+    item_id: int | None = None
+    owner: str | None = None
+    meta_json: dict[str, Any] | None = None
+    target_space: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """`fresh` False: its owner had the same bytes in this space and item already."""
+
+    attachment_id: int
+    fresh: bool
 
 
 @primitive
@@ -24,6 +72,8 @@ def create_item(
     owner_user_id: str | None = None,
     meta_json: dict[str, Any] | None = None,
     config: Config | None = None,
+    *,
+    request_id: str | None = None,
 ) -> Query[int]:
     params = {
         "item_type": item_type,
@@ -31,6 +81,8 @@ def create_item(
         "project_key": project_key,
         "owner_user_id": owner_user_id,
         "meta_json": Jsonb(meta_json or {}),
+        "request_id": request_id,
+        "words": tsvector(tokenize(f"{item_type} {title}")),
     }
     return Query(SQL["create_item"], scalar, params)
 
@@ -48,14 +100,25 @@ def close_item(item_id: int, config: Config | None = None) -> Query[bool]:
 
 @primitive
 def list_items(
-    project_key: str,
+    project_key: str | Sequence[str],
     status: str | None = None,
     limit: int = 100,
     before_id: int | None = None,
     config: Config | None = None,
+    *,
+    item_id: int | None = None,
+    text: str | None = None,
 ) -> Query[list[dict[str, Any]]]:
-    """Newest first; `before_id` continues after the last one of a page."""
-    params = {"project_key": project_key, "status": status, "limit": limit, "before_id": before_id}
+    """Items of one project or of several, newest first; `before_id` continues after the last of a page."""
+    projects = [project_key] if isinstance(project_key, str) else project_key
+    params = {
+        "project_keys": list(dict.fromkeys(projects)),
+        "item_id": item_id,
+        "status": status,
+        "asked": _asked(text),
+        "limit": limit,
+        "before_id": before_id,
+    }
     return Query(SQL["list_items"], rows, params)
 
 
@@ -70,16 +133,12 @@ def add_event(
     config: Config | None = None,
 ) -> Query[int]:
     """Something that happened; who may read it follows from its space."""
-    params = {
-        "item_id": item_id,
-        "event_type": event_type,
-        "target_space": target_space,
-        "actor_user_id": actor_user_id,
-        "content_md": content_md,
-        "payload_json": Jsonb(payload_json or {}),
-        "words": tsvector(tokenize(f"{event_type} {content_md}")),
-    }
-    return Query(SQL["add_event"], scalar, params)
+    event = Event(event_type, target_space, content_md, item_id, actor_user_id, payload_json)
+    return _event(event, lambda found: int(one_row(found)["event_id"]))
+
+
+def record_event(event: Event) -> Query[Recorded]:
+    return _event(event, lambda found: Recorded(**one_row(found)))
 
 
 @primitive
@@ -94,10 +153,10 @@ def list_events(
 ) -> Query[list[dict[str, Any]]]:
     """Events within the given spaces, newest first; `text` keeps those with any of its words."""
     params = {
-        "spaces": list(spaces),
+        "spaces": list(dict.fromkeys(spaces)),
         "item_id": item_id,
         "event_type": event_type,
-        "asked": any_of(tokenize(text)) if text is not None else None,
+        "asked": _asked(text),
         "limit": limit,
         "before_id": before_id,
     }
@@ -114,18 +173,19 @@ def add_attachment(
     owner: str | None = None,
     meta_json: dict[str, Any] | None = None,
     config: Config | None = None,
+    *,
+    target_space: str | None = None,
 ) -> Query[int]:
-    """Record a file whose bytes are in the artifact store under `artifact_key`."""
-    params = {
-        "item_id": item_id,
-        "kind": kind,
-        "artifact_key": artifact_key,
-        "sha256": sha256,
-        "size_bytes": size_bytes,
-        "owner": owner,
-        "meta_json": Jsonb(meta_json or {}),
-    }
-    return Query(SQL["add_attachment"], scalar, params)
+    """Record a file whose bytes are in the artifact store; what its owner has there keeps its id.
+
+    `target_space` says who may read it: its owner alone unless told otherwise.
+    """
+    attachment = Attachment(kind, artifact_key, sha256, size_bytes, item_id, owner, meta_json, target_space)
+    return _attachment(attachment, lambda found: int(one_row(found)["attachment_id"]))
+
+
+def attach(attachment: Attachment) -> Query[Attached]:
+    return _attachment(attachment, lambda found: Attached(**one_row(found)))
 
 
 @primitive
@@ -136,3 +196,35 @@ def get_attachment(attachment_id: int, config: Config | None = None) -> Query[di
 @primitive
 def list_attachments(item_id: int, config: Config | None = None) -> Query[list[dict[str, Any]]]:
     return Query(SQL["list_attachments"], rows, {"item_id": item_id})
+
+
+def _event(event: Event, read: Read[T]) -> Query[T]:
+    params = {
+        "item_id": event.item_id,
+        "event_type": event.event_type,
+        "target_space": event.target_space,
+        "actor_user_id": event.actor_user_id,
+        "content_md": event.content_md,
+        "payload_json": Jsonb(event.payload_json or {}),
+        "request_id": event.request_id,
+        "words": tsvector(tokenize(f"{event.event_type} {event.content_md}")),
+    }
+    return Query(SQL["add_event"], read, params)
+
+
+def _attachment(attachment: Attachment, read: Read[T]) -> Query[T]:
+    params: Row = {
+        "item_id": attachment.item_id,
+        "kind": attachment.kind,
+        "artifact_key": attachment.artifact_key,
+        "sha256": attachment.sha256,
+        "size_bytes": attachment.size_bytes,
+        "owner": attachment.owner,
+        "meta_json": Jsonb(attachment.meta_json or {}),
+        "target_space": attachment.target_space or f"private:{attachment.owner or 'local'}",
+    }
+    return Query(SQL["add_attachment"], read, params)
+
+
+def _asked(text: str | None) -> str | None:
+    return None if text is None else any_of(tokenize(text))

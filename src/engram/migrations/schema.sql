@@ -253,12 +253,16 @@ CREATE TABLE logbook.items (
     meta_json     jsonb NOT NULL DEFAULT '{}',
     created_at    timestamptz NOT NULL DEFAULT now(),
     updated_at    timestamptz NOT NULL DEFAULT now(),
+    request_id    text,                         -- of the idempotency key it was asked for with, if any
+    words         tsvector NOT NULL DEFAULT '', -- of type and title, made by engram; see memories
     CONSTRAINT items_status_known CHECK (status IN ('open', 'closed')),
     CONSTRAINT items_title_given CHECK (title <> '')
 );
 
--- A project's items, page by page.
+-- A project's items, page by page; and by words. A repeated request makes one item.
 CREATE INDEX items_by_project ON logbook.items (project_key, item_id);
+CREATE INDEX items_by_words ON logbook.items USING gin (words);
+CREATE UNIQUE INDEX items_by_request ON logbook.items (request_id) WHERE request_id IS NOT NULL;
 
 
 -- What happened, to an item or in general. Rows are only added.
@@ -271,12 +275,16 @@ CREATE TABLE logbook.events (
     content_md    text NOT NULL DEFAULT '',   -- for people ...
     payload_json  jsonb NOT NULL DEFAULT '{}', -- ... and for programs
     words         tsvector NOT NULL DEFAULT '', -- of content_md, made by engram; see memories
-    created_at    timestamptz NOT NULL DEFAULT now()
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    request_id    text                        -- of the idempotency key it was asked for with, if any
 );
 
--- An item's events in order, and a search that works while the memory server is away.
+-- An item's events in order, a space's page by page, and a search that works
+-- while the memory server is away. A repeated request makes one event.
 CREATE INDEX events_by_item ON logbook.events (item_id, event_id);
+CREATE INDEX events_by_space ON logbook.events (target_space, event_id);
 CREATE INDEX events_by_words ON logbook.events USING gin (words);
+CREATE UNIQUE INDEX events_by_request ON logbook.events (request_id) WHERE request_id IS NOT NULL;
 
 
 -- Files that belong to an item, as evidence. The bytes are in the artifact store;
@@ -296,9 +304,12 @@ CREATE TABLE logbook.attachments (
     CONSTRAINT attachments_size_counted CHECK (size_bytes >= 0)
 );
 
--- An item's attachments, and every attachment with the same content.
+-- An item's attachments, and every attachment with the same content; which is one
+-- attachment of its owner, in one space and item.
 CREATE INDEX attachments_by_item ON logbook.attachments (item_id, attachment_id);
 CREATE INDEX attachments_by_sha ON logbook.attachments (sha256);
+CREATE UNIQUE INDEX attachments_once ON logbook.attachments (target_space, sha256, owner, item_id)
+    NULLS NOT DISTINCT;
 
 
 -- Small values by name: watermarks and cursors, moved by compare-and-set.
@@ -363,47 +374,58 @@ CREATE INDEX candidates_by_words ON analysis.knowledge_candidates USING gin (wor
 
 -- Every artifact_uri in a tree of evidence, however deep.
 CREATE FUNCTION governance.artifact_uris(refs jsonb) RETURNS SETOF text LANGUAGE sql IMMUTABLE AS $$
-    SELECT value #>> '{}' FROM jsonb_path_query(refs, 'lax $.**.artifact_uri') AS value
+    SELECT value #>> '{}' FROM jsonb_path_query(refs, 'strict $.**.artifact_uri') AS value
 $$;
 
 -- What must always hold, as pairs of counts that are equal: anybody can ask, at
 -- any time, and need not believe engram's own counters.
 CREATE VIEW governance.invariants AS
+WITH audits AS (
+    SELECT count(*) AS written,
+           count(*) FILTER (WHERE action = 'redirect') AS redirects,
+           count(*) FILTER (WHERE action IN
+               ('pending', 'allow', 'redirect', 'reject', 'error', 'dedup', 'retry', 'conflict', 'stale')) AS known
+    FROM governance.write_audit
+), uris AS (
+    -- A hash is measured by its length: a pattern that counts to 64 is slow.
+    SELECT count(*) AS written,
+           count(*) FILTER (WHERE length(split_part(uri, '/', -1)) = 64
+                              AND (uri ~ '^memory://patch_blobs/[^/]+/[^/]+/[0-9a-f]+$'
+                                   OR uri ~ '^memory://attachments/[0-9]+/[0-9a-f]+$')) AS parsed
+    FROM governance.write_audit, governance.artifact_uris(evidence_refs_json) AS uri
+), outbox AS (
+    SELECT count(*) AS queued,
+           count(*) FILTER (WHERE status IN ('pending', 'sent', 'dead')) AS known,
+           count(*) FILTER (WHERE status = 'sent' AND forgotten_at IS NULL) AS sent
+    FROM logbook.outbox_memory
+)
 SELECT name, "left", "right", "left" = "right" AS ok
 FROM (
-    SELECT 'redirects equal outbox rows' AS name,
-           (SELECT count(*) FROM governance.write_audit WHERE action = 'redirect') AS "left",
-           (SELECT count(*) FROM logbook.outbox_memory WHERE status IN ('pending', 'sent', 'dead')) AS "right"
+    SELECT 'redirects equal outbox rows' AS name, audits.redirects AS "left", outbox.known AS "right"
+    FROM audits, outbox
     UNION ALL
-    SELECT 'every outbox row has its redirect audit',
-           (SELECT count(*) FROM logbook.outbox_memory),
+    SELECT 'every outbox row has its redirect audit', outbox.queued,
            (SELECT count(DISTINCT o.outbox_id)
             FROM logbook.outbox_memory o
             JOIN governance.write_audit a
               ON a.evidence_refs_json ->> 'outbox_id' = o.outbox_id::text
              AND a.evidence_refs_json ? 'outbox_id' AND a.action = 'redirect')
+    FROM outbox
     UNION ALL
-    SELECT 'report counts every audit by a known action',
-           (SELECT count(*) FROM governance.write_audit),
-           (SELECT count(*) FROM governance.write_audit WHERE action IN
-                ('pending', 'allow', 'redirect', 'reject', 'error', 'dedup', 'retry', 'conflict', 'stale'))
+    SELECT 'report counts every audit by a known action', audits.written, audits.known FROM audits
     UNION ALL
-    SELECT 'evidence URIs can be parsed',
-           (SELECT count(*) FROM governance.write_audit, governance.artifact_uris(evidence_refs_json)),
-           (SELECT count(*) FROM governance.write_audit, governance.artifact_uris(evidence_refs_json) AS uri
-            WHERE uri ~ '^memory://patch_blobs/[^/]+/[^/]+/[0-9a-f]{64}$'
-               OR uri ~ '^memory://attachments/[0-9]+/[0-9a-f]{64}$')
+    SELECT 'evidence URIs can be parsed', uris.written, uris.parsed FROM uris
     UNION ALL
-    SELECT 'content is sent once per space',
-           (SELECT count(*) FROM logbook.outbox_memory WHERE status = 'sent' AND forgotten_at IS NULL),
-           (SELECT count(DISTINCT (target_space, payload_sha)) FROM logbook.outbox_memory
-            WHERE status = 'sent' AND forgotten_at IS NULL)
+    SELECT 'content is sent once per space', outbox.sent,
+           (SELECT count(*) FROM (SELECT DISTINCT target_space, payload_sha FROM logbook.outbox_memory
+                                  WHERE status = 'sent' AND forgotten_at IS NULL) AS contents)
+    FROM outbox
     UNION ALL
-    SELECT 'sent rows have their memory stored',
-           (SELECT count(*) FROM logbook.outbox_memory WHERE status = 'sent' AND forgotten_at IS NULL),
+    SELECT 'sent rows have their memory stored', outbox.sent,
            (SELECT count(*) FROM logbook.outbox_memory o
             JOIN logbook.memories m USING (target_space, payload_sha)
             WHERE o.status = 'sent' AND o.forgotten_at IS NULL AND m.state = 'stored')
+    FROM outbox
     UNION ALL
     SELECT 'every intent has its pending audit',
            (SELECT count(*) FROM logbook.memories WHERE state = 'intent'),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from engram import __version__
+from engram.api.caller import caller_of
+from engram.api.routes.tools import FAILURES
 from engram.api.services import Services
+from engram.api.tools import call
+from engram.gateway.reliability import ReliabilityReport
 from engram.kernel import metrics
 from engram.kernel.errors import BackendError, EngramError
 from engram.logbook import governance
@@ -39,6 +43,16 @@ async def ready(request: Request) -> Response:
     return JSONResponse(body, 200 if is_ready else 503)
 
 
+@routes.get("/reliability/report", response_model=ReliabilityReport, responses=FAILURES)
+async def report(
+    request: Request, since: Annotated[str | None, Query(description="e.g. 24h, 7d, 2026-01-30")] = None
+) -> Response:
+    """The reliability report, for whoever would rather ask with GET."""
+    services: Services = request.app.state.services
+    answer = await call(services, "reliability_report", {"since": since}, caller_of(request.scope))
+    return JSONResponse(answer.body, answer.status_code)
+
+
 @routes.get("/metrics")
 async def prometheus() -> Response:
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
@@ -48,7 +62,8 @@ async def _database(services: Services) -> str:
     try:
         await services.db.run(governance.read_settings.query(services.settings.project_key))
     except EngramError as error:
-        return f"failed: {error.message}"
+        # Public: the code only. The message may name the host and the user.
+        return f"failed: {error.code}"
     return "ok"
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from engram.api.errors import invalid_arguments
 from engram.api.services import Services
-from engram.api.tools import memory
+from engram.api.tools import evidence, governance, logbook, memory
 from engram.api.tools.base import Arguments, Call, Tool, WriteArguments
 from engram.gateway import callers
 from engram.gateway.callers import Caller
@@ -21,7 +21,9 @@ from engram.logbook.idempotency_keys import Answer
 
 __all__ = ["TOOLS", "Arguments", "Call", "Tool", "WriteArguments", "call", "perform"]
 
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (*memory.TOOLS,)}
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool for tool in (*memory.TOOLS, *governance.TOOLS, *evidence.TOOLS, *logbook.TOOLS)
+}
 
 
 async def call(services: Services, name: str, arguments: Any, caller: Caller | None) -> Answer:
@@ -46,5 +48,6 @@ async def perform(services: Services, tool: Tool, asked: Arguments, caller: Call
     ) as request:
         if request.response is not None:
             return request.response
-        result = await tool.run(Call(services, acting, asked, correlation.current_or_new()))
+        made_under = request.resource_id if key else None
+        result = await tool.run(Call(services, acting, asked, correlation.current_or_new(), made_under))
         return await request.save(status_code=200, body=tool.dump(result))

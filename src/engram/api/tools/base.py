@@ -16,12 +16,10 @@ from engram.kernel.content import why_unstorable
 A = TypeVar("A", bound="Arguments")
 
 
-class Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Checked(BaseModel):
+    """Knows every field it is given, and can be kept in the database."""
 
-    actor_user_id: str | None = Field(
-        default=None, description="Who is acting. Leave out unless you act for a named user."
-    )
+    model_config = ConfigDict(extra="forbid")
 
     @field_validator("*", mode="after")
     @classmethod
@@ -29,6 +27,12 @@ class Arguments(BaseModel):
         if problem := why_unstorable(value):
             raise ValueError(problem)
         return value
+
+
+class Arguments(Checked):
+    actor_user_id: str | None = Field(
+        default=None, description="Who is acting. Leave out unless you act for a named user."
+    )
 
 
 class WriteArguments(Arguments):
@@ -41,17 +45,22 @@ class WriteArguments(Arguments):
 
 @dataclass(frozen=True)
 class Call(Generic[A]):
-    """One call of a tool: by whom, with what."""
+    """One call of a tool: by whom, with what. With an idempotency key, what it makes has `request_id`,
+    the same for every try, so that a try after a crash finds it."""
 
     services: Services
     caller: Caller
     asked: A
     correlation_id: str
+    request_id: str | None = None
 
 
 @dataclass(frozen=True)
 class Tool:
-    """`path` is the REST twin's; `scope` is what a token must have: read, write or admin."""
+    """`path` is the REST twin's; `scope` is what a token must have: read, write or admin.
+
+    `repeatable`: the same call again, even without an idempotency key, changes nothing more.
+    """
 
     name: str
     title: str
@@ -61,6 +70,7 @@ class Tool:
     result: type[Any]
     run: Callable[[Call[Any]], Awaitable[Any]]
     destructive: bool = False
+    repeatable: bool = True
 
     @property
     def read_only(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
-from engram.api.tools.base import Arguments, Call, Tool, WriteArguments
+from engram.api.tools.base import Arguments, Call, Checked, Tool, WriteArguments
+from engram.gateway.memory_forget import ForgetReply, ForgetRequest
 from engram.gateway.memory_query import QueryReply, QueryRequest
 from engram.gateway.store_reply import StoreReply, StoreRequest
+from engram.logbook.memories import NO_FILTERS, Filters
 
 
 class StoreArguments(WriteArguments):
@@ -34,7 +36,32 @@ class StoreArguments(WriteArguments):
         description="Where it comes from: URIs such as mr://project/123.",
         max_length=100,
     )
+    is_bulk: bool = Field(
+        default=False, description="One of many stored at once; shared spaces may limit those."
+    )
     item_id: int | None = Field(default=None, ge=1, lt=1 << 63, description="The logbook item it belongs to.")
+
+
+class QueryFilters(Checked):
+    """Keeps only memories for which all of this holds."""
+
+    kind: str | list[str] | None = Field(default=None, description="One kind, or any of several.")
+    actor_user_id: str | None = Field(default=None, description="Who stored it.", max_length=200)
+    item_id: int | None = Field(default=None, ge=1, lt=1 << 63, description="The logbook item it belongs to.")
+    since: AwareDatetime | None = Field(default=None, description="Stored at or after, ISO 8601 with zone.")
+    until: AwareDatetime | None = Field(default=None, description="Stored before, ISO 8601 with zone.")
+    meta: dict[str, Any] | None = Field(default=None, description="Contained in the memory's meta_json.")
+
+    def asked(self) -> Filters:
+        kinds = [self.kind] if isinstance(self.kind, str) else self.kind
+        return Filters(
+            kinds=None if kinds is None else tuple(kinds),
+            actor_user_id=self.actor_user_id,
+            item_id=self.item_id,
+            since=self.since,
+            until=self.until,
+            meta=self.meta,
+        )
 
 
 class QueryArguments(Arguments):
@@ -44,7 +71,20 @@ class QueryArguments(Arguments):
         description="Where to look. By default the project's team space and the actor's own.",
         max_length=50,
     )
+    filters: QueryFilters | None = Field(
+        default=None, description="Narrow it down by kind, author, item, time or metadata."
+    )
     top_k: int = Field(default=10, description="How many results at most, 1 to 100.")
+
+
+class ForgetArguments(WriteArguments):
+    memory_id: str | None = Field(
+        default=None, description="The memory_id of an answer.", min_length=1, max_length=512
+    )
+    outbox_id: int | None = Field(
+        default=None, ge=1, lt=1 << 63, description="The outbox_id of a deferred store."
+    )
+    reason: str | None = Field(default=None, description="Why; it is kept in the audit.", max_length=1000)
 
 
 async def memory_store(call: Call[StoreArguments]) -> StoreReply:
@@ -56,6 +96,8 @@ async def memory_store(call: Call[StoreArguments]) -> StoreReply:
     text twice in one space is harmless.
     """
     asked = call.asked
+    if asked.target_space is not None:
+        call.caller.check_listed(asked.target_space)
     return await call.services.store.store(
         StoreRequest(
             payload_md=asked.payload_md,
@@ -65,6 +107,7 @@ async def memory_store(call: Call[StoreArguments]) -> StoreReply:
             kind=asked.kind,
             meta_json=asked.meta_json or {},
             evidence_refs=asked.evidence_refs or [],
+            is_bulk=asked.is_bulk,
             item_id=asked.item_id,
         )
     )
@@ -84,6 +127,27 @@ async def memory_query(call: Call[QueryArguments]) -> QueryReply:
             correlation_id=call.correlation_id,
             spaces=asked.spaces,
             top_k=asked.top_k,
+            filters=asked.filters.asked() if asked.filters else NO_FILTERS,
+            shared_spaces=call.caller.shared_spaces,
+        )
+    )
+
+
+async def memory_forget(call: Call[ForgetArguments]) -> ForgetReply:
+    """Forget a memory that is wrong, outdated or should never have been stored.
+
+    It is unreadable at once and cannot be brought back; its copy in the memory
+    server is deleted as well. Name it by the memory_id, or by the outbox_id of a
+    deferred store, as an earlier answer gave it. The same text may be stored anew.
+    """
+    asked = call.asked
+    return await call.services.forget.forget(
+        ForgetRequest(
+            caller=call.caller,
+            correlation_id=call.correlation_id,
+            memory_id=asked.memory_id,
+            outbox_id=asked.outbox_id,
+            reason=asked.reason,
         )
     )
 
@@ -91,4 +155,14 @@ async def memory_query(call: Call[QueryArguments]) -> QueryReply:
 TOOLS = (
     Tool("memory_store", "Remember", "/memory/store", "write", StoreArguments, StoreReply, memory_store),
     Tool("memory_query", "Recall", "/memory/query", "read", QueryArguments, QueryReply, memory_query),
+    Tool(
+        "memory_forget",
+        "Forget",
+        "/memory/forget",
+        "write",
+        ForgetArguments,
+        ForgetReply,
+        memory_forget,
+        destructive=True,
+    ),
 )
