@@ -29,7 +29,7 @@ pytestmark = pytest.mark.crash
 OF_THE_GATEWAY = [name for name in FAILPOINTS if name.startswith("memory_store.")]
 OF_IDEMPOTENCY = [name for name in FAILPOINTS if name.startswith("idempotency.")]
 OF_FORGETTING = [name for name in FAILPOINTS if name.startswith(("memory_forget.", "erasing."))]
-OF_RECONCILE = [name for name in FAILPOINTS if name.startswith("reconcile.")]
+OF_RECONCILE = [name for name in FAILPOINTS if name.startswith("reconcile_outbox.")]
 OF_THE_WORKER = [name for name in FAILPOINTS if name.startswith("outbox_worker.")]
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.store_reply import StoreRequest
+from engram.kernel.content import payload_sha
 from engram.kernel.errors import AuditWriteFailed, InputError, OutboxEnqueueFailed
-from engram.logbook import governance
+from engram.logbook import erasures, governance, memories, outbox
 from engram.logbook.config import Config
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import connect
@@ -313,3 +314,210 @@ async def test_an_answer_that_comes_after_the_write_was_parked_is_told_so(
     assert parked is not None
     assert (reply.action, reply.outbox_id) == ("deferred", parked.outbox_id)
     assert len(table(dsn, "governance.write_audit")) == 1
+
+
+POLICIES = [
+    ("not_allowlisted", {"allowlist_users": ["bob"]}, {}),
+    ("kind_not_allowed", {"allowed_kinds": ["DECISION"]}, {"kind": "FACT"}),
+    ("evidence_required", {"require_evidence": True}, {"evidence_refs": ["trust me"]}),
+    ("too_long", {"max_chars": 5}, {}),
+    ("bulk_not_allowed", {"bulk_enabled": False}, {"is_bulk": True}),
+    ("bulk_too_long", {"bulk_max_chars": 5}, {"is_bulk": True}),
+]
+
+
+@pytest.mark.parametrize(("rule", "policy", "given"), POLICIES, ids=lambda v: v if isinstance(v, str) else "")
+async def test_each_rule_diverts_and_is_named(
+    store: MemoryStore, config: Config, dsn: str, rule: str, policy: dict, given: dict
+) -> None:
+    governance.upsert_settings("payments", True, policy, "ada", config=config)
+    reply = await store.store(asked(target_space="team:payments", **given))
+    assert (reply.ok, reply.action, reply.space_written) == (True, "redirect", "private:ada")
+    assert rule in reply.message
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (audit["action"], audit["reason"]) == ("allow", f"policy_redirect:{rule}")
+    assert (audit["requested_space"], audit["target_space"]) == ("team:payments", "private:ada")
+
+
+@pytest.mark.parametrize(("rule", "policy", "given"), POLICIES, ids=lambda v: v if isinstance(v, str) else "")
+async def test_each_rule_is_kept_when_the_diverted_write_is_parked(
+    store: MemoryStore, config: Config, backend, dsn: str, rule: str, policy: dict, given: dict
+) -> None:
+    governance.upsert_settings("payments", True, policy, "ada", config=config)
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    reply = await store.store(asked(target_space="team:payments", **given))
+    assert (reply.ok, reply.action, reply.space_written) == (False, "deferred", None)
+    (audit,) = table(dsn, "governance.write_audit")
+    assert (audit["action"], audit["reason"]) == ("redirect", "openmemory_write_failed:server_error")
+    assert (audit["requested_space"], audit["target_space"]) == ("team:payments", "private:ada")
+    assert audit["evidence_refs_json"]["extra"]["policy_rule"] == rule
+    (row,) = table(dsn, "logbook.outbox_memory")
+    assert row["target_space"] == "private:ada"
+
+
+async def test_an_org_space_is_governed_by_the_gateways_own_project(
+    store: MemoryStore, config: Config, settings
+) -> None:
+    governance.upsert_settings(settings.project_key, True, {"allowed_kinds": ["FACT"]}, "ada", config=config)
+    assert (await store.store(asked("one", target_space="org:acme", kind="fact"))).action == "allow"
+    assert (await store.store(asked("two", target_space="org:acme"))).action == "redirect"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "null",
+        "[]",
+        '"open"',
+        '{"max_chars": "many"}',
+        '{"allowlist_users": "ada"}',
+        '{"allow_user": ["bob"]}',
+    ],
+)
+async def test_a_policy_edited_into_nonsense_diverts_and_is_reported(
+    store: MemoryStore, dsn: str, caplog, policy: str
+) -> None:
+    with connect(dsn) as connection:
+        connection.execute(
+            "INSERT INTO governance.settings (project_key, team_write_enabled, policy_json)"
+            " VALUES ('payments', true, %s::jsonb)",
+            [policy],
+        )
+    reply = await store.store(asked(target_space="team:payments"))
+    assert (reply.action, reply.space_written) == ("redirect", "private:ada")
+    (audit,) = table(dsn, "governance.write_audit")
+    assert audit["reason"] == "policy_redirect:policy_invalid"
+    (line,) = [record for record in caplog.records if record.getMessage() == "policy.invalid"]
+    assert line.levelname == "ERROR"
+    assert line.fields["problems"]
+
+
+async def test_a_diverted_repeat_is_the_same_memory(store: MemoryStore, dsn: str) -> None:
+    first = await store.store(asked(target_space="team:payments"))
+    again = await store.store(asked(target_space="team:payments"))
+    assert (again.action, again.deduplicated, again.memory_id) == ("redirect", True, first.memory_id)
+    assert again.space_written == "private:ada"
+    actions = [
+        (a["action"], a["evidence_refs_json"]["extra"]["policy_rule"])
+        for a in table(dsn, "governance.write_audit")
+    ]
+    assert actions == [("allow", "team_write_disabled")] * 2
+
+
+async def test_a_dedup_hit_says_which_write_it_is_about(store: MemoryStore, backend) -> None:
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    first = await store.store(asked())
+    assert (first.error_code, first.context, first.deduplicated) == (None, None, False)
+    again = await store.store(asked())
+    assert again.context is not None
+    assert set(again.context) == {"target_space", "payload_sha", "timestamp", "outbox_id"}
+    assert again.context["outbox_id"] == again.outbox_id == first.outbox_id
+    assert again.context["payload_sha"] == f"sha256:{payload_sha('Deploy on Tuesdays.')}"
+    assert (again.context["target_space"], again.deduplicated) == ("private:ada", True)
+
+
+async def test_parking_that_meets_a_row_of_a_script_is_told_so(
+    store: MemoryStore, backend, config: Config, dsn: str
+) -> None:
+    """The row came between the two commits, past the memory record that the write has."""
+    backend.faults.fail(Fault.WAIT)
+    task = asyncio.create_task(store.store(asked()))
+    while not backend.faults.calls:
+        await asyncio.sleep(0.001)
+    outbox_id = outbox.enqueue_memory("Deploy on Tuesdays.", "private:ada", config=config)
+    reply = await task  # the deadline passes first: the write is parked
+    assert (reply.action, reply.error_code, reply.outbox_id) == ("deferred", "OUTBOX_DEDUP_HIT", outbox_id)
+    assert [a["action"] for a in table(dsn, "governance.write_audit")] == ["dedup"]
+
+
+async def test_parking_that_meets_a_row_that_was_sent_is_stored(
+    store: MemoryStore, backend, config: Config, dsn: str
+) -> None:
+    backend.faults.fail(Fault.WAIT)
+    task = asyncio.create_task(store.store(asked()))
+    while not backend.faults.calls:
+        await asyncio.sleep(0.001)
+    outbox_id = outbox.enqueue_memory("Deploy on Tuesdays.", "private:ada", config=config)
+    outbox.claim_outbox("w1", config=config)
+    with connect(dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET status = 'sent', memory_id = 'mem-7', locked_by = NULL,"
+            " locked_at = NULL, lease_seconds = NULL WHERE outbox_id = %s",
+            [outbox_id],
+        )
+    reply = await task
+    assert (reply.action, reply.memory_id, reply.deduplicated) == ("allow", "mem-7", True)
+    (audit,) = table(dsn, "governance.write_audit")
+    assert audit["action"] == "dedup"
+
+
+async def test_a_memory_the_server_swapped_for_a_similar_one_is_parked(
+    store: MemoryStore, backend, dsn: str
+) -> None:
+    other = await store.store(asked("first"))
+    backend.faults.fail(Order(Fault.STATUS, 200, {"id": other.memory_id, "deduplicated": True}))
+    reply = await store.store(asked("second"))
+    assert (reply.action, reply.memory_id) == ("deferred", None)
+    assert table(dsn, "governance.write_audit")[-1]["reason"] == "openmemory_write_failed:dropped_similar"
+
+
+async def test_content_whose_row_is_dead_is_tried_anew(store: MemoryStore, backend, dsn: str) -> None:
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    first = await store.store(asked())
+    with connect(dsn) as connection:
+        connection.execute("UPDATE logbook.outbox_memory SET status = 'dead'")
+    backend.faults.fail(Order(Fault.STATUS, 500))
+    again = await store.store(asked())
+    assert (again.action, again.error_code) == ("deferred", None)
+    assert again.outbox_id != first.outbox_id
+    with connect(dsn) as connection:
+        connection.execute("UPDATE logbook.outbox_memory SET status = 'dead' WHERE status = 'pending'")
+    assert (await store.store(asked())).action == "allow"
+
+
+async def test_content_that_is_being_erased_is_waited_for_only_so_long(
+    store: MemoryStore, backend, config: Config, dsn: str
+) -> None:
+    await store.store(asked())
+    (memory,) = table(dsn, "logbook.memories")
+    assert memories.forget(memory["memory_record_id"], "ada", config=config)
+    assert erasures.claim(memory["memory_record_id"], config)
+    audits = len(table(dsn, "governance.write_audit"))
+    backend.faults.calls.clear()
+    with pytest.raises(AuditWriteFailed) as refused:
+        await store.store(asked())
+    assert refused.value.retryable
+    assert "try again" in str(refused.value)
+    assert set(refused.value.context) == {"target_space", "payload_sha", "timestamp"}
+    assert backend.faults.calls == []
+    assert len(table(dsn, "governance.write_audit")) == audits
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("target_space", {"target_space": "team:a\x00b"}),
+        ("target_space", {"target_space": "team:\ud800"}),
+        ("actor_user_id", {"actor_user_id": "a\ud800"}),
+        ("kind", {"kind": "a\x00b"}),
+        ("meta_json", {"meta_json": {"a": float("nan")}}),
+        ("meta_json", {"meta_json": {"a": ["\x00"]}}),
+    ],
+)
+async def test_what_no_database_can_hold_is_refused_by_field(
+    store: MemoryStore, dsn: str, field: str, given: dict
+) -> None:
+    with pytest.raises(InputError) as refused:
+        await store.store(asked(**given))
+    assert field in refused.value.context["fields"]
+    assert table(dsn, "governance.write_audit") == []
+
+
+async def test_governance_that_cannot_be_read_opens_nothing(store: MemoryStore, backend, dsn: str) -> None:
+    with connect(dsn) as connection:
+        connection.execute("ALTER TABLE governance.settings RENAME TO gone")
+    with pytest.raises(AuditWriteFailed) as failed:
+        await store.store(asked(target_space="team:payments"))
+    assert failed.value.context["target_space"] == "team:payments"
+    assert backend.faults.calls == []
+    assert table(dsn, "governance.write_audit") == []

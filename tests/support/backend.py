@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,10 +68,11 @@ def backend(memory_server: Backend) -> Iterator[Backend]:
 
 
 @pytest.fixture
-def settings(dsn: str, backend: Backend) -> Settings:
+def settings(dsn: str, backend: Backend, tmp_path: Path) -> Settings:
     return replace(
         Settings.load({}),
         postgres_dsn=dsn,
+        artifacts_dir=tmp_path / "artifacts",
         openmemory_base_url=backend.url,
         openmemory_api_key=backend.key,
         openmemory_timeout_seconds=0.5,

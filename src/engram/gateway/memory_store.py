@@ -15,18 +15,19 @@ from typing import Any
 from uuid import UUID
 
 from engram.gateway import policy, store_reply
+from engram.gateway.inputs import actor_problem, refuse, text_problem
 from engram.gateway.openmemory_client import Memory, OpenMemoryClient
-from engram.gateway.spaces import parse_space, private_space
+from engram.gateway.placement import CLOSED, governing_project, tell_problems
+from engram.gateway.spaces import private_space
 from engram.gateway.store_reply import StoreReply, StoreRequest
 from engram.kernel.backoff import exponential_capped_ms
 from engram.kernel.clock import SYSTEM_CLOCK
-from engram.kernel.content import labelled_sha, payload_sha, why_unstorable
+from engram.kernel.content import payload_sha, why_unstorable
 from engram.kernel.errors import (
     AuditWriteFailed,
     BackendError,
     DatabaseError,
     EngramError,
-    InputError,
     OutboxEnqueueFailed,
     SchemaError,
 )
@@ -35,12 +36,14 @@ from engram.kernel.metrics import STORE_SECONDS, STORES
 from engram.kernel.settings import Settings
 from engram.kernel.unfinished import Unfinished
 from engram.logbook import governance, writes
+from engram.logbook.outbox import content_context
 from engram.logbook.uri import build_evidence_refs_json, split_evidence_refs
 from engram.logbook.writes import Begun, Write
 from engram.postgres.executors import AsyncExecutor
 
 MAX_PAYLOAD_CHARS = 200_000
 TWIN_POLL_MS = (20, 250)
+ERASURE_POLL_MS = (50, 250)
 
 
 class MemoryStore:
@@ -78,24 +81,32 @@ class MemoryStore:
             case "stored":
                 return store_reply.stored(request, write, begun.memory_id, decision, deduplicated=True)
             case "parked":
-                return store_reply.already_parked(request, int(begun.outbox_id or 0))
+                return store_reply.already_parked(request, write, int(begun.outbox_id or 0))
             case _:
                 failpoint("memory_store.after_intent")
                 return await self._finish(request, write, decision, begun)
 
     async def _decided(self, request: StoreRequest) -> tuple[Write, policy.Decision]:
         requested = request.target_space or str(private_space(request.actor_user_id))
-        decision = policy.decide(requested, request.actor_user_id, await self._governance(request, requested))
+        decision = policy.decide(
+            requested,
+            request.actor_user_id,
+            await self._governance(request, requested),
+            kind=request.kind,
+            evidence_refs=request.evidence_refs,
+            chars=len(request.payload_md),
+            is_bulk=request.is_bulk,
+        )
+        tell_problems(requested, decision)
         return _write_of(request, requested, decision), decision
 
     async def _governance(self, request: StoreRequest, requested: str) -> dict[str, Any]:
-        space = parse_space(requested)
-        if space is None or not space.shared:
-            return {"team_write_enabled": False}
-        project = space.name if space.kind == "team" else self._project
+        project = governing_project(requested, self._project)
+        if project is None:
+            return CLOSED
         with _failing_as(AuditWriteFailed, "governance settings could not be read", request, requested):
             found = await self._db.run(governance.read_settings.query(project))
-        return found or {"team_write_enabled": False}
+        return found or CLOSED
 
     async def _reject(self, request: StoreRequest, write: Write, decision: policy.Decision) -> StoreReply:
         with _failing_as(AuditWriteFailed, "the audit could not be written", request, write.target_space):
@@ -103,15 +114,33 @@ class MemoryStore:
         return store_reply.rejected(request, write, decision)
 
     async def _begin(self, write: Write) -> Begun:
-        """Commit one. A twin in flight is waited for; past its deadline it is parked."""
+        """Commit one, begun again until it is known whose write this is.
+
+        A twin in flight is waited for; past its deadline it is parked. A copy that is being
+        erased after a forget is waited for too, at most as long as a store may take.
+        """
+        give_up = SYSTEM_CLOCK.monotonic() + self._deadline
         with _failing_as(AuditWriteFailed, "the audit could not be written", write, write.target_space):
             query = writes.begin(write, deadline_seconds=self._deadline)
-            while (begun := await self._db.run(query)).disposition == "in_flight":
-                if begun.overdue:
+            tries = 0
+            while (begun := await self._db.run(query)).disposition in ("in_flight", "erasing"):
+                tries += 1
+                if begun.disposition == "erasing":
+                    await self._wait_for_erasure(write, tries, give_up)
+                elif begun.overdue:
                     await self._db.run(writes.park_abandoned(begun.audit_id))
                 else:
                     await self._wait_for_twin(begun.audit_id)
             return begun
+
+    async def _wait_for_erasure(self, write: Write, tries: int, give_up: float) -> None:
+        if SYSTEM_CLOCK.monotonic() >= give_up:
+            raise AuditWriteFailed(
+                "this content was forgotten and its old copy is still being erased",
+                hint="nothing was written; try again in a moment",
+                context=content_context(write.payload_md, write.target_space),
+            )
+        await asyncio.sleep(exponential_capped_ms(tries, *ERASURE_POLL_MS) / 1000)
 
     async def _wait_for_twin(self, audit_id: int) -> None:
         """A small read now and then, until the twin's outcome is known or its time is up."""
@@ -181,7 +210,10 @@ class MemoryStore:
             return store_reply.deferred(
                 request, row["outbox_id"], "it was parked because its answer came too late"
             )
-        raise AuditWriteFailed("the write was finished elsewhere and is gone", context=_context(write))
+        raise AuditWriteFailed(
+            "the write was finished elsewhere and is gone",
+            context=content_context(write.payload_md, write.target_space),
+        )
 
 
 def idempotency_key(delivery_key: UUID) -> str:
@@ -198,17 +230,16 @@ def metadata_of(
 
 
 def _validate(request: StoreRequest) -> None:
-    wrong = {}
-    if not request.payload_md.strip():
-        wrong["payload_md"] = "must not be empty"
-    elif len(request.payload_md) > MAX_PAYLOAD_CHARS:
-        wrong["payload_md"] = f"has {len(request.payload_md)} characters; the limit is {MAX_PAYLOAD_CHARS}"
-    elif problem := why_unstorable(request.payload_md):
-        wrong["payload_md"] = problem
-    if parse_space(f"private:{request.actor_user_id}") is None:
-        wrong["actor_user_id"] = "must be 1 to 128 characters without spaces"
-    if wrong:
-        raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
+    actor = request.actor_user_id
+    refuse(
+        {
+            "payload_md": text_problem(request.payload_md, MAX_PAYLOAD_CHARS),
+            "actor_user_id": actor_problem(actor) or why_unstorable(actor),
+            "target_space": why_unstorable(request.target_space),
+            "kind": why_unstorable(request.kind),
+            "meta_json": why_unstorable(request.meta_json),
+        }
+    )
 
 
 def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) -> Write:
@@ -232,14 +263,6 @@ def _write_of(request: StoreRequest, requested: str, decision: policy.Decision) 
     )
 
 
-def _context(write: Write | StoreRequest, space: str | None = None) -> dict[str, Any]:
-    return {
-        "target_space": space or write.target_space,
-        "payload_sha": labelled_sha(payload_sha(write.payload_md)),
-        "timestamp": SYSTEM_CLOCK.now().isoformat(),
-    }
-
-
 class _failing_as:  # noqa: N801 - reads as a statement
     """Database failures inside become the specification's error, with its context."""
 
@@ -260,5 +283,5 @@ class _failing_as:  # noqa: N801 - reads as a statement
             raise self._kind(
                 f"{self._said}: {error.message}",
                 hint="nothing was acknowledged; try again",
-                context=_context(self._write, self._space),
+                context=content_context(self._write.payload_md, self._space),
             ) from error

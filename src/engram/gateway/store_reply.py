@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from engram.gateway.policy import Decision
 from engram.kernel.errors import BackendError, ErrorCode
+from engram.logbook.outbox import content_context
 from engram.logbook.writes import Parked, Write
 
 Action = Literal["allow", "redirect", "deferred", "reject", "error"]
@@ -22,10 +23,13 @@ class StoreRequest:
     meta_json: dict[str, Any] = field(default_factory=dict)
     evidence_refs: list[str] = field(default_factory=list)
     item_id: int | None = None
+    is_bulk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReply:
+    """`context` says which write an `error_code` is about; without one it is None."""
+
     ok: bool
     action: Action
     correlation_id: str
@@ -36,6 +40,7 @@ class StoreReply:
     evidence_refs: list[str] = field(default_factory=list)
     deduplicated: bool = False
     error_code: str | None = None
+    context: dict[str, Any] | None = None
 
 
 def stored(
@@ -73,26 +78,29 @@ def parked(
     if parked.status == "sent":
         return stored(request, write, parked.memory_id, decision, deduplicated=True)
     if not parked.fresh:
-        return already_parked(request, parked.outbox_id)
+        return already_parked(request, write, parked.outbox_id)
     return deferred(request, parked.outbox_id, error.message)
 
 
-def deferred(request: StoreRequest, outbox_id: int, why: str, *, error_code: str | None = None) -> StoreReply:
+def deferred(request: StoreRequest, outbox_id: int, why: str) -> StoreReply:
     return StoreReply(
         ok=False,
         action="deferred",
         outbox_id=outbox_id,
-        deduplicated=error_code is not None,
         correlation_id=request.correlation_id,
         evidence_refs=request.evidence_refs,
-        error_code=error_code,
         message=f"kept in the outbox as {outbox_id} and delivered later: {why}",
     )
 
 
-def already_parked(request: StoreRequest, outbox_id: int) -> StoreReply:
-    why = "the same content is waiting there already"
-    return deferred(request, outbox_id, why, error_code=ErrorCode.OUTBOX_DEDUP_HIT.value)
+def already_parked(request: StoreRequest, write: Write, outbox_id: int) -> StoreReply:
+    context = content_context(write.payload_md, write.target_space)
+    return replace(
+        deferred(request, outbox_id, "the same content is waiting there already"),
+        deduplicated=True,
+        error_code=ErrorCode.OUTBOX_DEDUP_HIT.value,
+        context={**context, "outbox_id": outbox_id},
+    )
 
 
 def rejected(request: StoreRequest, write: Write, decision: Decision) -> StoreReply:

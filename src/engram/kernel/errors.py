@@ -24,6 +24,7 @@
     │   └── ArtifactCorrupt       bytes that are not the ones put there
     ├── SchemaError               the database's schema is not this code's
     ├── EmbeddedError             an embedded PostgreSQL or Redis cannot be run
+    ├── GatewayUnavailable        no gateway answers where one should        (retryable)
     ├── BackendError              the memory server failed (see its attributes)
     ├── AuditWriteFailed          the audit row of a write could not be written
     └── OutboxEnqueueFailed       a write could not be parked
@@ -56,6 +57,7 @@ class ErrorCode(StrEnum):
     CONSTRAINT_VIOLATED = "CONSTRAINT_VIOLATED"
     SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
     EMBEDDED_FAILED = "EMBEDDED_FAILED"
+    GATEWAY_UNAVAILABLE = "GATEWAY_UNAVAILABLE"
     BACKEND_FAILED = "BACKEND_FAILED"
     ARTIFACT_FAILED = "ARTIFACT_FAILED"
     ARTIFACT_CORRUPT = "ARTIFACT_CORRUPT"
@@ -235,6 +237,14 @@ class SchemaError(EngramError):
 
 class EmbeddedError(EngramError):
     code = ErrorCode.EMBEDDED_FAILED
+
+
+class GatewayUnavailable(EngramError):
+    """What a client of the gateway says when it gets no answer, or one that is not engram's."""
+
+    code = ErrorCode.GATEWAY_UNAVAILABLE
+    http_status = 503
+    retryable = True
 
 
 class BackendError(EngramError):

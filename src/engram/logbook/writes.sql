@@ -53,7 +53,7 @@ WITH drawn AS MATERIALIZED (
          memory_id, correlation_id, evidence_refs_json, finalized_at)
     SELECT own_audit_id, %(actor_user_id)s, %(requested_space)s, %(target_space)s,
            CASE disposition WHEN 'fresh' THEN 'pending' WHEN 'stored' THEN 'allow' ELSE 'dedup' END,
-           CASE disposition WHEN 'fresh' THEN %(reason)s WHEN 'stored' THEN 'already_stored'
+           CASE disposition WHEN 'fresh' THEN %(reason)s WHEN 'stored' THEN COALESCE(%(reason)s, 'already_stored')
                             ELSE 'already_parked' END,
            CASE disposition WHEN 'fresh' THEN 'pending' ELSE 'success' END,
            %(payload_sha)s, memory_id, %(correlation_id)s,

@@ -5,7 +5,8 @@
     SELECT ...
 
 Each statement starts with its name and a line of purpose; a file without them,
-or with a name twice, is refused when it is loaded.
+or with a name twice, is refused when it is loaded. Comments stay behind; no
+line of a string literal may start with `--`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ def parse_sql(text: str, stem: str) -> Mapping[str, Statement]:
         raise ValueError(f"{stem}.sql: something stands before the first '-- name: x'")
     statements: dict[str, Statement] = {}
     for header, following in zip(headers, [*headers[1:], None], strict=True):
-        body = text[header.end() : following.start() if following else None].strip()
+        body = _sent(text[header.end() : following.start() if following else None])
         name = header["name"]
         if name in statements or not body:
             raise ValueError(f"{stem}.sql: {name} is empty or there twice")
         statements[name] = Statement(f"{stem}.{name}", body)
     return MappingProxyType(statements)
+
+
+def _sent(body: str) -> str:
+    """Without what is for readers: comments and indentation. psycopg keeps its reading of a
+    statement only while that is short, and the server gets it every time."""
+    lines = (line.strip() for line in body.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("--"))
