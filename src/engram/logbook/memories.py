@@ -16,11 +16,16 @@ from psycopg.types.json import Jsonb
 
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.query import Query, maybe_row, rows
+from engram.postgres.query import Query, Statement, maybe_row, rows
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import any_of, tokenize
 
 SQL = load_sql("engram.logbook", "memories.sql")
+
+# The same statement with the state written out, so that it can use the index of parked ones only.
+_PARKED = Statement(
+    "memories.search_parked", SQL["search"].text.replace("state = ANY(%(states)s)", "state = 'parked'")
+)
 
 MAX_ASKED_WORDS = 32
 # Enough candidates for a good order, few enough to rank in milliseconds.
@@ -72,7 +77,7 @@ def search(
         "enough": ENOUGH_CANDIDATES,
         **filters.params(),
     }
-    return Query(SQL["search"], rows, params)
+    return Query(_PARKED if list(states) == ["parked"] else SQL["search"], rows, params)
 
 
 @primitive

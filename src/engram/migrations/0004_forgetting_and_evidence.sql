@@ -19,6 +19,7 @@ ALTER TABLE logbook.memories
 DROP INDEX logbook.memories_live_content;
 CREATE UNIQUE INDEX memories_live_content ON logbook.memories (target_space, payload_sha)
     WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL;
+CREATE INDEX memories_parked_words ON logbook.memories USING gin (words) WHERE state = 'parked';
 CREATE INDEX memories_to_erase ON logbook.memories (erase_due_at) WHERE erase_due_at IS NOT NULL;
 
 -- Evidence is read by those who may read its space.

@@ -187,6 +187,10 @@ CREATE INDEX memories_by_outbox ON logbook.memories (outbox_id) WHERE outbox_id 
 CREATE INDEX memories_by_audit ON logbook.memories (audit_id) WHERE state = 'intent';
 CREATE INDEX memories_by_words ON logbook.memories USING gin (words);
 
+-- Every query also searches what is parked, which is little: it need not pass by
+-- everything that is stored.
+CREATE INDEX memories_parked_words ON logbook.memories USING gin (words) WHERE state = 'parked';
+
 -- Copies that are still to be deleted.
 CREATE INDEX memories_to_erase ON logbook.memories (erase_due_at) WHERE erase_due_at IS NOT NULL;
 

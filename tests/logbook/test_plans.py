@@ -1,4 +1,4 @@
-"""The claim walks its index in order and stops: no sort, no scan of the table, however large it is."""
+"""What is run all the time uses its index, however large the tables are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engram.logbook import outbox
+from engram.logbook import memories, outbox
 from engram.postgres.pool import connect
 
 FILL = """
@@ -44,3 +44,28 @@ def test_a_claim_uses_the_index_of_due_rows_in_order(dsn: str, analysed: bool, s
         "Seq Scan",
         "Bitmap Heap Scan",
     } == set()
+
+
+STORED = """
+INSERT INTO logbook.memories (target_space, payload_sha, payload_md, state, memory_id, words)
+SELECT 'team:a', encode(sha256(convert_to('fact' || n, 'UTF8')), 'hex'), 'fact ' || n, 'stored', 'm' || n,
+       '''webhook'':1'::tsvector
+FROM generate_series(1, 20000) n
+"""
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["not-analysed", "analysed"])
+def test_a_search_of_parked_memories_does_not_pass_by_the_stored_ones(dsn: str, analysed: bool) -> None:
+    with connect(dsn) as connection:
+        connection.execute("ALTER TABLE logbook.memories SET (autovacuum_enabled = false)")
+        connection.execute(STORED.encode())
+        if analysed:
+            connection.execute("ANALYZE logbook.memories")
+        query = memories.search.query("webhook", ["team:a"], ["parked"], 10)
+        found = connection.execute(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {query.statement.text}".encode(), query.params
+        ).fetchone()
+    assert found is not None
+    plan = list(nodes(found["QUERY PLAN"][0]["Plan"]))
+    assert "memories_parked_words" in {node.get("Index Name") for node in plan}
+    assert max(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in plan) < 100
