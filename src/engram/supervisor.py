@@ -4,6 +4,9 @@ A child that dies is started again, after a pause that grows while it keeps
 dying. A child whose supervisor is gone (kill -9 included) ends itself: it
 holds the reading end of a pipe whose writing end only the supervisor has. The
 embedded servers outlive a killed supervisor and are adopted by the next one.
+
+A role can be stopped and kept down from another terminal (`engram hold`): a
+file named after it in `hold/` of the data folder says so.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from types import TracebackType
 
 from engram import assembly
 from engram.embedded import EmbeddedPostgres, EmbeddedRedis
+from engram.embedded.folders import make_private_folder, write_private
+from engram.embedded.locks import FileLock
 from engram.kernel.errors import EmbeddedError
 from engram.kernel.logs import fields
 from engram.kernel.settings import Settings, described
@@ -61,6 +66,11 @@ class Child:
     pause: float = FIRST_PAUSE
     due_at: float = 0.0
     restarts: int = 0
+
+    @property
+    def slug(self) -> str:
+        """Its name on a command line."""
+        return self.name.replace(" ", "-")
 
     @property
     def running(self) -> bool:
@@ -117,6 +127,7 @@ class Stack:
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._read_fd = self._write_fd = -1
+        self._told = ""
         self.instance = secrets.token_hex(8)
 
     def __enter__(self) -> Stack:
@@ -171,6 +182,8 @@ class Stack:
 
     def _start(self) -> None:
         self._held.enter_context(_only_one(self.settings.data_dir))
+        for role in held_roles(self.settings.data_dir):
+            release_role(self.settings.data_dir, role)
         with bound(self.settings.gateway_host, self.settings.gateway_port) as probe:
             self.settings = replace(self.settings, gateway_port=probe.getsockname()[1])
         assembly.require_loopback(self.settings)
@@ -224,6 +237,7 @@ class Stack:
         logs = self.settings.data_dir / "logs"
         for name, arguments in roles.items():
             self.children[name] = Child(name, arguments, logs / f"{name.replace(' ', '-')}.log")
+        self._tell_roles()
 
     def _health_of(self, name: str) -> str | None:
         urls = {
@@ -264,10 +278,24 @@ class Stack:
                 part.start()
                 if part is self.redis:
                     self.environment["REDIS_URL"] = self.redis.url()
+        held = held_roles(self.settings.data_dir)
         for child in self.children.values():
             _trim(child.log_path)
-            if not child.held_down and not child.running:
+            if child.slug in held:
+                child.stop()
+            elif not child.held_down and not child.running:
                 self._restart(child)
+        self._tell_roles()
+
+    def _tell_roles(self) -> None:
+        """For other terminals: a line for each role, with its process if it runs."""
+        told = "".join(
+            f"{child.slug} {child.process.pid if child.process and child.running else '-'}\n"
+            for child in self.children.values()
+        )
+        if told != self._told:
+            self._told = told
+            write_private(self.settings.data_dir / "roles", told)
 
     def _restart(self, child: Child) -> None:
         if child.due_at < child.started_at:
@@ -275,6 +303,44 @@ class Stack:
             self.on_progress(f"the {child.name} died; starting it again")
         if time.monotonic() >= child.due_at:
             child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
+
+
+def is_up(data_dir: Path) -> bool:
+    """Whether an `engram up` has this folder."""
+    if not (data_dir / "up.lock").exists():
+        return False
+    lock = FileLock(data_dir / "up.lock")
+    free = lock.share()
+    lock.drop()
+    return not free
+
+
+def roles_of(data_dir: Path) -> dict[str, int | None]:
+    """The roles of the stack that runs in this folder, by their names on a command line, each with
+    its process if it runs."""
+    try:
+        lines = (data_dir / "roles").read_text("utf-8").splitlines()
+    except OSError:
+        return {}
+    named = (line.partition(" ") for line in lines)
+    return {role: int(pid) if pid.isdigit() else None for role, _, pid in named}
+
+
+def held_roles(data_dir: Path) -> set[str]:
+    try:
+        return set(os.listdir(data_dir / "hold"))
+    except OSError:
+        return set()
+
+
+def hold_role(data_dir: Path, role: str) -> None:
+    """Ask the stack of this folder to stop a role and keep it down."""
+    make_private_folder(data_dir / "hold")
+    (data_dir / "hold" / role).touch(mode=0o600)
+
+
+def release_role(data_dir: Path, role: str) -> None:
+    (data_dir / "hold" / role).unlink(missing_ok=True)
 
 
 def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:

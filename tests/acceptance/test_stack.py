@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
@@ -306,3 +307,56 @@ def test_bad_settings_end_serve_with_one_clear_message(tmp_path: Path, env: dict
     assert "Traceback" not in done.stderr
     assert all(part in done.stderr for part in told), done.stderr
     assert "secretpw" not in done.stderr
+
+
+def test_the_walk_of_the_specification_line_by_line(stack: Up) -> None:
+    held = run_engram("hold", "memory-server", env=stack.env)
+    assert held.returncode == 0, held.stderr
+    try:
+        asked = subprocess.run(
+            ["curl", "-sS", "-X", "POST", f"http://localhost:{stack.port}/mcp"]
+            + ["-H", "Content-Type: application/json"]
+            + [
+                "-d",
+                '{"tool": "memory_store", "arguments": {"payload_md": "test", "target_space": "team:test"}}',
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        reply = json.loads(asked.stdout)
+        assert (reply["ok"], reply["action"]) == (False, "deferred")
+        assert isinstance(reply["outbox_id"], int)
+        assert reply["correlation_id"].startswith("corr-")
+        assert reply["space_written"] is reply["memory_id"] is None
+        sql = "SELECT outbox_id FROM logbook.outbox_memory WHERE status = 'pending'"
+        pending = run_engram("psql", "-At", "-c", sql, env=stack.env).stdout.split()
+        assert str(reply["outbox_id"]) in pending
+    finally:
+        released = run_engram("release", "memory-server", env=stack.env)
+    assert released.returncode == 0, released.stderr
+    eventually(lambda: answers(f"{stack.url}/readyz"), "readiness")
+    flushed = subprocess.run(
+        [sys.executable, "-m", "engram.gateway.outbox_worker", "--once"],
+        env=stack.env,
+        capture_output=True,
+        text=True,
+    )
+    assert flushed.returncode == 0, flushed.stderr
+    sent = f"SELECT status FROM logbook.outbox_memory WHERE outbox_id = {reply['outbox_id']}"
+    eventually(
+        lambda: run_engram("psql", "-At", "-c", sent, env=stack.env).stdout.strip() == "sent", "the delivery"
+    )
+
+
+@pytest.mark.parametrize("command", ["hold", "release"])
+def test_a_role_that_is_not_there_is_named(stack: Up, command: str) -> None:
+    refused = run_engram(command, "no-such-role", env=stack.env)
+    assert refused.returncode == 1
+    assert "it has memory-server, gateway, outbox-worker" in refused.stderr
+
+
+def test_nothing_can_be_held_where_nothing_runs(tmp_path: Path) -> None:
+    refused = run_engram("hold", "gateway", env=environment(ENGRAM_DATA_DIR=str(tmp_path / "none")))
+    assert refused.returncode == 1
+    assert "engram is not up" in refused.stderr

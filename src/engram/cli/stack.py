@@ -1,12 +1,17 @@
-"""Commands that run the whole stack: `up` for real, `demo` on a throw-away folder."""
+"""Commands that run the whole stack, or stop a part of it: `up` for real, `demo` on a throw-away folder."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from engram.supervisor import Stack
 
 
@@ -34,6 +39,63 @@ def demo() -> None:
     from engram.cli.demo import tell
 
     sys.exit(tell())
+
+
+def hold(
+    role: Annotated[str, typer.Argument(help="memory-server, gateway or outbox-worker.")],
+) -> None:
+    """Stop a role of the running stack and keep it down until `engram release`."""
+    from engram import supervisor
+
+    data_dir = _folder_of(role)
+    supervisor.hold_role(data_dir, role)
+    _wait_until(lambda: not _is_running(data_dir, role), f"{role} did not stop")
+    print(f"{role} is down; `engram release {role}` brings it back")
+
+
+def release(
+    role: Annotated[str, typer.Argument(help="memory-server, gateway or outbox-worker.")],
+) -> None:
+    """Bring back a role that `engram hold` stopped."""
+    from engram import supervisor
+
+    data_dir = _folder_of(role)
+    supervisor.release_role(data_dir, role)
+    _wait_until(lambda: _is_running(data_dir, role), f"{role} did not start; see its log in {data_dir}/logs")
+    print(f"{role} is back")
+
+
+def _folder_of(role: str) -> Path:
+    """The data folder, if a stack runs there that has such a role."""
+    from engram import supervisor
+    from engram.kernel.errors import EmbeddedError, InputError
+    from engram.kernel.settings import Settings
+
+    data_dir = Settings.load().data_dir
+    if not supervisor.is_up(data_dir):
+        raise EmbeddedError(f"engram is not up on {data_dir}", hint="start it with `engram up`")
+    roles = supervisor.roles_of(data_dir)
+    if role not in roles:
+        raise InputError(f"this stack has no role {role!r}", hint=f"it has {', '.join(roles)}")
+    return data_dir
+
+
+def _is_running(data_dir: Path, role: str) -> bool:
+    from engram import supervisor
+
+    return supervisor.roles_of(data_dir).get(role) is not None
+
+
+def _wait_until(look: Callable[[], bool], failed: str) -> None:
+    import time
+
+    from engram.kernel.errors import EmbeddedError
+
+    give_up = time.monotonic() + 30
+    while not look():
+        if time.monotonic() > give_up:
+            raise EmbeddedError(failed)
+        time.sleep(0.05)
 
 
 def _progress(text: str) -> None:
