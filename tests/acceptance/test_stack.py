@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import pytest
 from mcp import Client
 
@@ -313,18 +313,10 @@ def test_the_walk_of_the_specification_line_by_line(stack: Up) -> None:
     held = run_engram("hold", "memory-server", env=stack.env)
     assert held.returncode == 0, held.stderr
     try:
-        asked = subprocess.run(
-            ["curl", "-sS", "-X", "POST", f"http://localhost:{stack.port}/mcp"]
-            + ["-H", "Content-Type: application/json"]
-            + [
-                "-d",
-                '{"tool": "memory_store", "arguments": {"payload_md": "test", "target_space": "team:test"}}',
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        reply = json.loads(asked.stdout)
+        call = {"tool": "memory_store", "arguments": {"payload_md": "test", "target_space": "team:test"}}
+        reply = httpx2.post(
+            f"http://localhost:{stack.port}/mcp", json=call, trust_env=False, timeout=30
+        ).json()
         assert (reply["ok"], reply["action"]) == (False, "deferred")
         assert isinstance(reply["outbox_id"], int)
         assert reply["correlation_id"].startswith("corr-")
