@@ -80,7 +80,8 @@ def move_time(dsn: str) -> None:
         )
         connection.execute(
             "UPDATE logbook.outbox_memory SET locked_at = locked_at - interval '1 hour',"
-            " next_attempt_at = next_attempt_at - interval '1 hour'"
+            " next_attempt_at = next_attempt_at - interval '1 hour',"
+            " created_at = created_at - interval '1 hour', updated_at = updated_at - interval '1 hour'"
         )
 
 

@@ -33,6 +33,14 @@ def run_sql(dsn: str, sql: str, *params: Any) -> list[dict[str, Any]]:
         return done.fetchall() if done.description else []
 
 
+def pass_the_grace(dsn: str) -> None:
+    run_sql(
+        dsn,
+        "UPDATE logbook.outbox_memory SET created_at = created_at - interval '2 minutes',"
+        " updated_at = updated_at - interval '2 minutes'",
+    )
+
+
 def audits(config: Config, **kw: Any) -> list[tuple[str, str | None]]:
     found = governance.query_write_audit(config=config, **kw)
     return sorted((row["action"], row["reason"]) for row in found)
@@ -58,6 +66,8 @@ async def test_a_bare_row_gets_its_redirect_audit_once(
 ) -> None:
     outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
     before = outcomes(dsn)
+    assert (await reconciler.run_whole(repair=True)).missing_redirects == 0, "its script is about to write it"
+    pass_the_grace(dsn)
     assert (await reconciler.run_whole(repair=False)).missing_redirects == 1
     assert audits(config) == [], "a report changes nothing"
     found = await reconciler.run_whole(repair=True)
@@ -84,6 +94,8 @@ async def test_rows_settled_by_the_bare_primitives_get_their_audits(
         config,
     )
     before = outcomes(dsn)
+    assert (await reconciler.run_whole(repair=True)).repaired == 0
+    pass_the_grace(dsn)
     found = await reconciler.run_whole(repair=True)
     assert (found.missing_redirects, found.missing_audits) == (3, 2)
     assert audits(config) == [
@@ -99,22 +111,36 @@ async def test_rows_settled_by_the_bare_primitives_get_their_audits(
     assert outcomes(dsn) == before
 
 
-async def test_many_at_once_write_each_audit_once(db: AsyncExecutor, config: Config) -> None:
+async def test_many_at_once_write_each_audit_once(db: AsyncExecutor, config: Config, dsn: str) -> None:
     outbox.enqueue_many([(f"fact {n}", "team:a") for n in range(40)], config)
     for row in outbox.claim_outbox("w1", 20, config=config):
         outbox.ack_sent(row["outbox_id"], "w1", f"mem-{row['outbox_id']}", config)
+    pass_the_grace(dsn)
     found = await asyncio.gather(*(Reconciler(db).run_whole(repair=True) for _ in range(6)))
     assert sum(one.missing_redirects for one in found) == 40
     assert len(audits(config, action="redirect")) == 40
+    pass_the_grace(dsn)
     await Reconciler(db).run_whole(repair=True)
     assert len(audits(config, reason="outbox_flush_success", limit=100)) == 20
 
 
-async def test_a_row_is_repaired_as_it_was_seen_or_not_at_all(config: Config) -> None:
+async def test_a_row_is_repaired_as_it_was_seen_or_not_at_all(config: Config, dsn: str) -> None:
     outbox.enqueue_memory("A fact.", "team:a", config=config)
+    pass_the_grace(dsn)
     seen = repairs.parked_without_audit(config=config)
     assert repairs.write_redirect_audits(seen, config)
     assert not repairs.write_redirect_audits(seen, config), "the other reconcile came first"
+
+
+async def test_an_audit_written_after_the_look_is_not_written_twice(config: Config, dsn: str) -> None:
+    outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
+    pass_the_grace(dsn)
+    seen = repairs.parked_without_audit(config=config)
+    governance.insert_write_audit(
+        "ada", "team:a", "redirect", "by a script", evidence_refs_json={"outbox_id": outbox_id}, config=config
+    )
+    assert not repairs.write_redirect_audits(seen, config)
+    assert all(row["ok"] for row in governance.invariants(config))
 
 
 async def test_a_stale_lock_is_cleared_after_a_second_lease(
@@ -187,9 +213,10 @@ async def test_a_redirect_without_its_row_is_reported_and_left(
 
 
 async def test_the_background_pass_goes_through_the_outbox_page_by_page(
-    db: AsyncExecutor, config: Config, monkeypatch: pytest.MonkeyPatch
+    db: AsyncExecutor, config: Config, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox.enqueue_many([(f"fact {n}", "team:a") for n in range(25)], config)
+    pass_the_grace(dsn)
     for name in ("parked_without_audit", "settled_without_audit", "last_of_page"):
         _in_pages_of(monkeypatch, name, 10)
     reconciler = Reconciler(db)

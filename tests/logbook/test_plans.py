@@ -61,7 +61,7 @@ def test_a_search_of_parked_memories_does_not_pass_by_the_stored_ones(dsn: str, 
         connection.execute(STORED.encode())
         if analysed:
             connection.execute("ANALYZE logbook.memories")
-        query = memories.search.query("webhook", ["team:a"], ["parked"], 10)
+        query = memories.search_unasked.query("webhook", ["team:a"], 10)
         found = connection.execute(
             f"EXPLAIN (ANALYZE, FORMAT JSON) {query.statement.text}".encode(), query.params
         ).fetchone()

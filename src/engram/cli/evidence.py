@@ -40,7 +40,7 @@ def upload(
 
 
 def read(
-    uri: Annotated[str, typer.Argument(help="memory://attachments/<id>/<sha256>")],
+    uri: Annotated[str, typer.Argument(help="The uri that evidence_upload gave.")],
     output: Annotated[Path | None, typer.Option(help="The file to write; whole or not at all.")] = None,
     actor: Actor = None,
 ) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from engram.gateway.openmemory_client import Memory, OpenMemoryClient
 from engram.kernel.backoff import exponential_with_jitter
+from engram.kernel.clock import SYSTEM_CLOCK
 from engram.kernel.errors import BackendError, ConstraintViolated
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
@@ -30,10 +31,10 @@ class Eraser:
     db: AsyncExecutor
     client: OpenMemoryClient
 
-    async def run_once(self) -> int:
+    async def run_once(self, limit: int = BATCH) -> int:
         """Erase what is due; answers how many copies are gone. Stops at the first sign of an outage."""
         gone = 0
-        for record in await self.db.run(erasures.due.query(BATCH)):
+        for record in await self.db.run(erasures.due.query(limit)):
             if not await self.erase(record):
                 if self.client.breaker.is_open:
                     break
@@ -53,19 +54,24 @@ class Eraser:
         try:
             await self._delete(leased)
         except BackendError as error:
-            await self._postpone(leased, error)
+            # One that may still be carried out keeps its lease: until that is over nobody may
+            # write the same content, or the server could delete the new copy.
+            if not error.ambiguous:
+                await self._postpone(leased, error)
             return False
         failpoint("erasing.after_delete")
         return await self.db.run(erasures.finish.query(memory_record_id, leased.erase_token))
 
     async def _delete(self, leased: Erasure) -> None:
-        # Two calls and what they may wait for: well within the lease.
+        """All of it within half the lease, whatever the server takes for each."""
+        until = SYSTEM_CLOCK.monotonic() + ERASE_LEASE_SECONDS / 2
         seconds = ERASE_LEASE_SECONDS / 4
         known = [leased.memory_id] if leased.memory_id else await self._sought(leased, seconds)
         used = await self.db.run(erasures.still_used.query(known))
         for memory_id in known:
             if memory_id not in used:
-                await self.client.delete(memory_id, seconds=seconds)
+                left = until - SYSTEM_CLOCK.monotonic()
+                await self.client.delete(memory_id, seconds=max(0.001, min(seconds, left)))
 
     async def _sought(self, leased: Erasure, seconds: float) -> list[str]:
         """A delivery of it may have arrived without our learning its id."""

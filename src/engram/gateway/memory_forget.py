@@ -9,19 +9,23 @@ reconcile. A memory that the caller may not read does not exist for them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from engram.gateway.callers import Caller
 from engram.gateway.erasing import Eraser
 from engram.gateway.spaces import parse_space
 from engram.kernel.clock import SYSTEM_CLOCK
-from engram.kernel.errors import Forbidden, InputError, NotFound, StateConflict
+from engram.kernel.errors import EngramError, Forbidden, InputError, NotFound, StateConflict
 from engram.kernel.failpoints import failpoint
+from engram.kernel.logs import fields
 from engram.kernel.settings import Settings
 from engram.kernel.unfinished import Unfinished
 from engram.logbook import memories, writes
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.query import Row
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 MAX_BIGINT = (1 << 63) - 1
@@ -62,11 +66,18 @@ class MemoryForget:
         await self._unfinished.drain(self._deadline)
 
     async def _forget(self, request: ForgetRequest) -> ForgetReply:
-        found = await self._permitted(request)
-        failpoint("memory_forget.before_forget")
-        done = [row for row in [await self._unreadable(request, one) for one in found] if row]
-        if not done:
-            raise _missing(request)
+        give_up = SYSTEM_CLOCK.monotonic() + self._deadline
+        done: list[Row] = []
+        while not done:
+            found = await self._permitted(request, give_up)
+            if not found:
+                said = "it was forgotten before; nobody can read it"
+                return ForgetReply(
+                    ok=True, forgotten=True, correlation_id=request.correlation_id, message=said
+                )
+            failpoint("memory_forget.before_forget")
+            # None: it was written or requeued this moment, so it is looked at again.
+            done = [row for row in [await self._unreadable(request, one) for one in found] if row]
         failpoint("memory_forget.after_forget")
         # One after the other: two spaces may share a copy, and the last one to go takes it along.
         left = [row for row in done if row["to_erase"] and not await self._erased(row)]
@@ -75,18 +86,19 @@ class MemoryForget:
             said += "; the memory server's copy will be deleted as soon as that is possible"
         return ForgetReply(ok=True, forgotten=True, correlation_id=request.correlation_id, message=said)
 
-    async def _permitted(self, request: ForgetRequest) -> list[Row]:
-        """The memories meant, each settled: one that is being written is waited for."""
-        give_up = SYSTEM_CLOCK.monotonic() + self._deadline
+    async def _permitted(self, request: ForgetRequest, give_up: float) -> list[Row]:
+        """The memories meant, each settled: one that is being written is waited for. None is left
+        if they were forgotten before."""
         while True:
             found = await self._db.run(memories.to_forget.query(request.memory_id, request.outbox_id))
             readable = [row for row in found if _readable(request.caller, row)]
             if not readable:
                 raise _missing(request)
             _require_right(request.caller, readable)
-            writing = [row for row in readable if row["state"] == "intent"]
+            live = [row for row in readable if row["state"] != "forgotten"]
+            writing = [row for row in live if row["state"] == "intent"]
             if not writing:
-                return readable
+                return live
             if SYSTEM_CLOCK.monotonic() > give_up:
                 raise StateConflict("this memory is being written", hint="try again in a few seconds")
             await self._wait_for(writing)
@@ -107,7 +119,12 @@ class MemoryForget:
         return await self._db.run(query)
 
     async def _erased(self, row: Row) -> bool:
-        return await self._eraser.erase(row["memory_record_id"])
+        """It is forgotten whatever happens here: what fails now is done by reconcile."""
+        try:
+            return await self._eraser.erase(row["memory_record_id"])
+        except EngramError as error:
+            log.warning("memory_forget.erase_later", extra=fields(error=error.message, code=error.code))
+            return False
 
 
 def _readable(caller: Caller, row: Row) -> bool:
@@ -129,7 +146,7 @@ def _require_right(caller: Caller, found: list[Row]) -> None:
 
 def _missing(request: ForgetRequest) -> NotFound:
     named = f"memory {request.memory_id}" if request.memory_id else f"outbox row {request.outbox_id}"
-    return NotFound(f"there is no {named}", hint="it may have been forgotten before")
+    return NotFound(f"there is no {named}", hint="use an id that an answer gave you")
 
 
 def _validate(request: ForgetRequest) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from engram.gateway.callers import Caller
 from engram.gateway.openmemory_client import Hit, OpenMemoryClient
 from engram.gateway.spaces import parse_space, private_space, team_space
+from engram.kernel.clock import SYSTEM_CLOCK
 from engram.kernel.errors import BackendError, InputError
 from engram.kernel.logs import fields
 from engram.kernel.metrics import QUERIES
@@ -71,7 +72,7 @@ class MemoryQuery:
         spaces = self._readable(request)
         asked = asyncio.create_task(self._answered(request, spaces))
         try:
-            waiting = await self._search(request, spaces, ["parked"])
+            waiting = await self._unasked(request, spaces)
             found, degraded, why = _merged(await asked, waiting, request.top_k), False, ""
         except BackendError as error:
             log.warning("memory_query.degraded", extra=fields(reason=error.reason))
@@ -92,8 +93,10 @@ class MemoryQuery:
     async def _answered(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
         """The server's hits that the caller may see, asking for more until there are enough."""
         wanted = min(request.top_k * OVER_FETCH, MAX_TOP_K)
+        until = SYSTEM_CLOCK.monotonic() + self._deadline
         while True:
-            hits = await self._client.query(request.query, k=wanted, seconds=self._deadline)
+            left = max(0.001, until - SYSTEM_CLOCK.monotonic())
+            hits = await self._client.query(request.query, k=wanted, seconds=left)
             known = await self._known(hits, spaces, request.filters)
             if len(known) >= request.top_k or len(hits) < wanted:
                 return known
@@ -111,6 +114,10 @@ class MemoryQuery:
             for hit in hits
             if hit.memory_id in by_id
         ]
+
+    async def _unasked(self, request: QueryRequest, spaces: list[str]) -> list[Row]:
+        query = memories.search_unasked.query(request.query, spaces, request.top_k, filters=request.filters)
+        return [{**row, "source": "logbook"} for row in await self._db.run(query)]
 
     async def _search(self, request: QueryRequest, spaces: list[str], states: list[str]) -> list[Row]:
         query = memories.search.query(request.query, spaces, states, request.top_k, filters=request.filters)

@@ -43,7 +43,7 @@ from engram.postgres.executors import AsyncExecutor
 
 MAX_PAYLOAD_CHARS = 200_000
 TWIN_POLL_MS = (20, 250)
-ERASURE_POLL_MS = (50, 250)
+WAIT_MS = (50, 250)
 
 
 class MemoryStore:
@@ -126,21 +126,24 @@ class MemoryStore:
             while (begun := await self._db.run(query)).disposition in ("in_flight", "erasing"):
                 tries += 1
                 if begun.disposition == "erasing":
-                    await self._wait_for_erasure(write, tries, give_up)
+                    said = "this content was forgotten and its old copy is still being erased"
+                    await self._wait_or_give_up(write, said, tries, give_up)
                 elif begun.overdue:
-                    await self._db.run(writes.park_abandoned(begun.audit_id))
+                    if await self._db.run(writes.park_abandoned(begun.audit_id)) is None:
+                        said = "this content is being written, and that write cannot be finished"
+                        await self._wait_or_give_up(write, said, tries, give_up)
                 else:
                     await self._wait_for_twin(begun.audit_id)
             return begun
 
-    async def _wait_for_erasure(self, write: Write, tries: int, give_up: float) -> None:
+    async def _wait_or_give_up(self, write: Write, said: str, tries: int, give_up: float) -> None:
         if SYSTEM_CLOCK.monotonic() >= give_up:
             raise AuditWriteFailed(
-                "this content was forgotten and its old copy is still being erased",
+                said,
                 hint="nothing was written; try again in a moment",
                 context=content_context(write.payload_md, write.target_space),
             )
-        await asyncio.sleep(exponential_capped_ms(tries, *ERASURE_POLL_MS) / 1000)
+        await asyncio.sleep(exponential_capped_ms(tries, *WAIT_MS) / 1000)
 
     async def _wait_for_twin(self, audit_id: int) -> None:
         """A small read now and then, until the twin's outcome is known or its time is up."""
@@ -189,7 +192,7 @@ class MemoryStore:
             begun.audit_id,
             reason=f"openmemory_write_failed:{error.reason}",
             error=error.message,
-            ambiguous=error.ambiguous,
+            ambiguous=error.ambiguous or begun.ambiguous,
             delay_seconds=self._deadline if error.ambiguous else 0.0,
         )
         with _failing_as(OutboxEnqueueFailed, "the write could not be parked", write, write.target_space):

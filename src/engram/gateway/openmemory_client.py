@@ -130,6 +130,11 @@ class OpenMemoryClient:
         """An authenticated read: `/health` is public and says nothing of a bad key."""
         await self._probe(self._deadline(None))
 
+    async def look(self) -> None:
+        """The same, of the server as it is now: the breaker is neither asked nor told."""
+        answer = await self._send("GET", _PROBE, self._deadline(None), None, None)
+        _judge("GET", _PROBE, *answer)
+
     async def _probe(self, until: float) -> None:
         await self._call("GET", _PROBE, until)
 
@@ -141,6 +146,8 @@ class OpenMemoryClient:
                 return False
             raise
         tags = kept.get("tags") or []
+        if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+            raise _nonsense("tags that are none")
         return set(memory.tags) <= set(tags) and kept.get("content") == memory.content
 
     def _deadline(self, seconds: float | None) -> float:

@@ -18,9 +18,10 @@ from datetime import datetime
 from typing import Any
 
 from engram.gateway.erasing import Eraser
+from engram.gateway.outbox_worker import HEARTBEAT_KEPT_SECONDS, HEARTBEATS
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
-from engram.logbook import erasures, governance, repairs, writes
+from engram.logbook import erasures, governance, kv, repairs, writes
 from engram.logbook.primitive import Primitive
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.query import Row
@@ -32,6 +33,7 @@ _Write = Primitive[..., set[int]]
 
 DEADLINES_BEFORE_PARKING = 2.0
 BATCH = 100
+WHOLE = 1_000_000
 
 
 @dataclass(slots=True)
@@ -72,27 +74,32 @@ class Reconciler:
     async def run_once(self) -> int:
         """One bounded pass, for the background: answers how much was mended."""
         found = Findings()
-        await self._finish_writes(found, repair=True)
+        await self._finish_writes(found, BATCH, repair=True)
         await self._page(found, repair=True)
-        await self._locks(found, repair=True)
-        await self._copies(found, repair=True)
+        await self._locks(found, repairs.LOOKED_AT, repair=True)
+        await self._copies(found, BATCH, repair=True)
         return found.repaired
+
+    async def beat(self, worker_id: str) -> None:
+        """Say that a pass came to its end."""
+        key = f"reconcile:{worker_id}"
+        await self._db.run(kv.beat.query(HEARTBEATS, key, {}, HEARTBEAT_KEPT_SECONDS))
 
     async def run_whole(self, *, repair: bool) -> Findings:
         """Everything, however long it takes; `repair` False only looks."""
         found = Findings()
-        await self._finish_writes(found, repair=repair)
+        await self._finish_writes(found, WHOLE, repair=repair)
         self._after_id = 0
         while await self._page(found, repair=repair):
             pass
-        await self._locks(found, repair=repair)
-        await self._copies(found, repair=repair)
+        await self._locks(found, WHOLE, repair=repair)
+        await self._copies(found, WHOLE, repair=repair)
         found.redirects_without_row = await self._db.run(repairs.redirects_without_row.query())
         found.invariants = await self._db.run(governance.invariants.query())
         return found
 
-    async def _finish_writes(self, found: Findings, *, repair: bool) -> None:
-        overdue = await self._db.run(writes.overdue(times=DEADLINES_BEFORE_PARKING, limit=BATCH))
+    async def _finish_writes(self, found: Findings, limit: int, *, repair: bool) -> None:
+        overdue = await self._db.run(writes.overdue(times=DEADLINES_BEFORE_PARKING, limit=limit))
         if not repair:
             found.abandoned_writes = len(overdue)
             return
@@ -101,17 +108,16 @@ class Reconciler:
             if parked is not None:
                 found.abandoned_writes += 1
                 _told("abandoned_write", intent)
-                failpoint("reconcile.after_park")
+                failpoint("reconcile_outbox.after_park")
 
     async def _page(self, found: Findings, *, repair: bool) -> bool:
         """Look at the next page of the outbox; False: that was the end, and the next call begins anew."""
         after = self._after_id
-        # In this order: a row's redirect comes before its settling in the trail.
-        found.missing_redirects += await self._mended(
-            repairs.parked_without_audit, repairs.write_redirect_audits, after, repair=repair
-        )
         found.missing_audits += await self._mended(
             repairs.settled_without_audit, repairs.write_settled_audits, after, repair=repair
+        )
+        found.missing_redirects += await self._mended(
+            repairs.parked_without_audit, repairs.write_redirect_audits, after, repair=repair
         )
         last = await self._db.run(repairs.last_of_page.query(after))
         self._after_id = last or 0
@@ -122,11 +128,11 @@ class Reconciler:
         if not repair or not seen:
             return len(seen)
         written = await self._db.run(write.query(seen))
-        failpoint("reconcile.after_repair")
+        failpoint("reconcile_outbox.after_repair")
         return len(written)
 
-    async def _locks(self, found: Findings, *, repair: bool) -> None:
-        stale = await self._db.run(repairs.stale_locks.query())
+    async def _locks(self, found: Findings, limit: int, *, repair: bool) -> None:
+        stale = await self._db.run(repairs.stale_locks.query(limit))
         found.stale_locks = len(stale)
         if repair and stale:
             leases = [(row["outbox_id"], row["lease_token"]) for row in stale]
@@ -135,9 +141,9 @@ class Reconciler:
             for row in stale:
                 _told("stale_lock", row)
 
-    async def _copies(self, found: Findings, *, repair: bool) -> None:
+    async def _copies(self, found: Findings, limit: int, *, repair: bool) -> None:
         if repair and self._eraser is not None:
-            found.erased_copies = await self._eraser.run_once()
+            found.erased_copies = await self._eraser.run_once(limit)
         elif not repair:
             found.erased_copies = (await self._db.run(erasures.waiting.query()))["waiting"]
 

@@ -21,6 +21,7 @@ SQL = load_sql("engram.logbook", "erasures.sql")
 
 # Longer than finding and deleting a copy may take.
 ERASE_LEASE_SECONDS = 60.0
+ON_ITS_WAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,11 @@ def claim(memory_record_id: int, config: Config | None = None) -> Query[Erasure 
 
     Raises `ConstraintViolated` when the same content began to be written this moment.
     """
-    params = {"memory_record_id": memory_record_id, "lease_seconds": ERASE_LEASE_SECONDS}
+    params = {
+        "memory_record_id": memory_record_id,
+        "lease_seconds": ERASE_LEASE_SECONDS,
+        "later_seconds": ON_ITS_WAY_SECONDS,
+    }
     return Query(SQL["claim"], _erasure, params)
 
 
@@ -88,4 +93,6 @@ def waiting(config: Config | None = None) -> Query[Row]:
 
 
 def _erasure(found: list[Row]) -> Erasure | None:
-    return Erasure(**found[0]) if found else None
+    if not found or found[0].pop("on_its_way"):
+        return None
+    return Erasure(**found[0])

@@ -7,25 +7,34 @@ ORDER BY erase_due_at
 LIMIT %(limit)s;
 
 -- name: claim
--- Lease the erasing of one copy, unless the same content is being written anew.
+-- Lease the erasing of one copy, unless the same content is on its way again: then it is due later.
 --
 -- The lease puts the record back into memories_live_content, where a write of the
--- same content meets it, or it meets the write. A twin that is stored already has
--- a copy of its own, so the old one can go without that lease: it is only kept
--- from other erasers, by moving its time.
+-- same content meets it, or it meets the write. Where that content lives on in
+-- another record the index has no room: one that is stored has a copy of its own,
+-- and one that was given up is kept from being written anew for as long.
 WITH asked AS MATERIALIZED (
-    SELECT m.memory_record_id, twin.state AS twin_state
+    SELECT m.memory_record_id, twin.memory_record_id AS twin_id,
+           COALESCE(twin.state = 'intent' OR (twin.state = 'parked' AND EXISTS (
+               SELECT FROM logbook.outbox_memory o
+               WHERE o.outbox_id = twin.outbox_id AND o.status <> 'dead')), false) AS on_its_way
     FROM logbook.memories m
     LEFT JOIN logbook.memories twin
            ON twin.target_space = m.target_space AND twin.payload_sha = m.payload_sha
           AND twin.state <> 'forgotten'
     WHERE m.memory_record_id = %(memory_record_id)s
+), kept AS (
+    UPDATE logbook.memories twin
+    SET held_until = now() + make_interval(secs => %(lease_seconds)s)
+    FROM asked
+    WHERE twin.memory_record_id = asked.twin_id AND NOT asked.on_its_way AND twin.state = 'parked'
 )
 UPDATE logbook.memories m
-SET erase_token = nextval('logbook.lease_token_seq'),
-    erase_tries = m.erase_tries + 1,
-    erase_locked_at = CASE WHEN asked.twin_state IS NULL THEN now() END,
-    erase_due_at = CASE WHEN asked.twin_state IS NULL THEN m.erase_due_at
+SET erase_token = CASE WHEN on_its_way THEN m.erase_token ELSE nextval('logbook.lease_token_seq') END,
+    erase_tries = m.erase_tries + CASE WHEN on_its_way THEN 0 ELSE 1 END,
+    erase_locked_at = CASE WHEN asked.twin_id IS NULL THEN now() END,
+    erase_due_at = CASE WHEN on_its_way THEN now() + make_interval(secs => %(later_seconds)s)
+                        WHEN asked.twin_id IS NULL THEN m.erase_due_at
                         ELSE now() + make_interval(secs => %(lease_seconds)s) END,
     updated_at = now()
 FROM asked
@@ -33,9 +42,8 @@ WHERE m.memory_record_id = asked.memory_record_id
   AND m.state = 'forgotten'
   AND m.erase_due_at <= now()
   AND (m.erase_locked_at IS NULL OR m.erase_locked_at + make_interval(secs => %(lease_seconds)s) <= now())
-  AND COALESCE(asked.twin_state, 'stored') = 'stored'
 RETURNING m.memory_record_id, m.erase_token, m.erase_tries, m.target_space, m.payload_sha, m.payload_md,
-          m.delivery_key,
+          m.delivery_key, on_its_way,
           COALESCE(m.memory_id, (SELECT o.memory_id FROM logbook.outbox_memory o
                                  WHERE o.outbox_id = m.outbox_id)) AS memory_id;
 

@@ -68,7 +68,8 @@ POLL_MS = (10, 250)
 # Reservations between two sweeps: a sweep deletes more than came in meanwhile.
 SWEEP_EVERY = 64
 
-_KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+KEY_PATTERN = "[a-zA-Z0-9_-]{1,128}"
+_KEY = re.compile(KEY_PATTERN)
 
 T = TypeVar("T")
 

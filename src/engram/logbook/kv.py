@@ -8,7 +8,7 @@ from psycopg.types.json import Jsonb
 
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.query import Query, Row, any_row, rows
+from engram.postgres.query import Query, Row, any_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 
 SQL = load_sql("engram.logbook", "kv.sql")
@@ -47,6 +47,21 @@ def compare_and_set(
     if expected is ABSENT:
         return Query(SQL["put_if_absent"], any_row, params)
     return Query(SQL["compare_and_set"], any_row, {**params, "expected": Jsonb(expected)})
+
+
+@primitive
+def beat(
+    namespace: str, key: str, value: dict[str, Any], keep_seconds: float, config: Config | None = None
+) -> Query[bool]:
+    """Say that `key` is alive: `value` and, as `at`, the database's time. Old ones are removed."""
+    params = {"namespace": namespace, "key": key, "value": Jsonb(value), "keep_seconds": keep_seconds}
+    return Query(SQL["beat"], any_row, params)
+
+
+@primitive
+def seconds_since_beat(namespace: str, prefix: str = "", config: Config | None = None) -> Query[float | None]:
+    """The age of the latest sign of life, by the database's clock; None: there was none."""
+    return Query(SQL["seconds_since_beat"], scalar, {"namespace": namespace, "prefix": prefix})
 
 
 @primitive

@@ -16,16 +16,11 @@ from psycopg.types.json import Jsonb
 
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.query import Query, Statement, maybe_row, rows
+from engram.postgres.query import Query, maybe_row, rows
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import any_of, tokenize
 
 SQL = load_sql("engram.logbook", "memories.sql")
-
-# The same statement with the state written out, so that it can use the index of parked ones only.
-_PARKED = Statement(
-    "memories.search_parked", SQL["search"].text.replace("state = ANY(%(states)s)", "state = 'parked'")
-)
 
 MAX_ASKED_WORDS = 32
 # Enough candidates for a good order, few enough to rank in milliseconds.
@@ -77,7 +72,28 @@ def search(
         "enough": ENOUGH_CANDIDATES,
         **filters.params(),
     }
-    return Query(_PARKED if list(states) == ["parked"] else SQL["search"], rows, params)
+    return Query(SQL["search"], rows, params)
+
+
+@primitive
+def search_unasked(
+    text: str,
+    spaces: Sequence[str],
+    limit: int = 10,
+    config: Config | None = None,
+    *,
+    filters: Filters = NO_FILTERS,
+) -> Query[list[dict[str, Any]]]:
+    """Among what the memory server cannot be asked for: it is parked, or its id is not known."""
+    words = list(dict.fromkeys(tokenize(text)))[:MAX_ASKED_WORDS]
+    params = {
+        "asked": any_of(words),
+        "spaces": list(spaces),
+        "limit": limit,
+        "enough": 2 * ENOUGH_CANDIDATES,
+        **filters.params(),
+    }
+    return Query(SQL["search_unasked"], rows, params)
 
 
 @primitive

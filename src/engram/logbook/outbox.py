@@ -17,9 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
+from uuid import UUID
 
+from engram.kernel.clock import SYSTEM_CLOCK
+from engram.kernel.content import labelled_sha, storable, why_unstorable
 from engram.kernel.content import payload_sha as sha_of
-from engram.kernel.content import storable, why_unstorable
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
@@ -28,6 +30,9 @@ from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
 
 SQL = load_sql("engram.logbook", "outbox.sql")
+
+# Where whoever parked something says so: a hint to look now, never a promise.
+CHANNEL = "engram_outbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +60,41 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A delivery that is given up."""
+    """A delivery that is given up. `cause` is one word for alerts; an error may quote the memory."""
 
     outbox_id: int
     lease_token: int | None
     error: str
     ambiguous: bool = False
     reason: str = "outbox_flush_dead"
+    cause: str = "retries_exhausted"
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A lease handed back without counting a try: what failed said nothing about this row."""
+    """A lease handed back without counting a try: what failed said nothing about this row.
+
+    With a `reason` it is audited.
+    """
 
     outbox_id: int
     lease_token: int | None
     error: str | None = None
     delay: float = 0.0
     ambiguous: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease begun anew, and the memory's record in that moment; `state` None: it has none."""
+
+    outbox_id: int
+    forgotten: bool
+    delivery_key: UUID | None
+    state: str | None
+    memory_id: str | None
+    intent_left_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +225,20 @@ def renew_lease(
 
 
 @primitive
+def renew_many(
+    worker_id: str, leases: Iterable[tuple[int, int | None]], config: Config | None = None
+) -> Query[dict[int, Renewal]]:
+    """Renew `(outbox_id, lease_token)` pairs; a row that is missing from the answer was lost.
+
+    What it tells of the memory is what `check_dedup` is for, and more: content that any write
+    has stored meanwhile, not only one through the outbox, need not be sent again.
+    """
+    held = sorted(dict(leases).items())
+    params = {"worker_id": worker_id, **_ids_and_tokens(held)}
+    return Query(SQL["renew_many"], _renewals, params)
+
+
+@primitive
 def release_lease(
     outbox_id: int,
     worker_id: str,
@@ -237,13 +273,12 @@ def release_many(worker_id: str, leases: Iterable[Released], config: Config | No
 
 
 @primitive
-def record_conflicts(leases: Iterable[tuple[int, int]], config: Config | None = None) -> Query[set[int]]:
+def record_conflicts(
+    worker_id: str, leases: Iterable[tuple[int, int | None]], config: Config | None = None
+) -> Query[set[int]]:
     """The ids that really were lost; the others had been settled under this very lease."""
     held = sorted(dict(leases).items())
-    params = {
-        "outbox_ids": [outbox_id for outbox_id, _ in held],
-        "lease_tokens": [token for _, token in held],
-    }
+    params = {"worker_id": worker_id, **_ids_and_tokens(held)}
     return Query(SQL["record_conflicts"], _ids, params)
 
 
@@ -288,6 +323,12 @@ def list_rows(
 @primitive
 def stats(config: Config | None = None) -> Query[dict[str, Any]]:
     return Query(SQL["stats"], one_row)
+
+
+@primitive
+def backlog(config: Config | None = None) -> Query[dict[str, Any]]:
+    """How much waits and for how long; cheap enough to be asked every few seconds."""
+    return Query(SQL["backlog"], one_row)
 
 
 def __getattr__(name: str) -> Any:
@@ -341,6 +382,7 @@ def _release(worker_id: str, leases: Iterable[Released], read: Any) -> Query[Any
         "errors": [None if d.error is None else storable(d.error) for d in asked],
         "delays": [d.delay for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
+        "reasons": [d.reason for d in asked],
     }
     return Query(SQL["release_many"], read, params)
 
@@ -356,7 +398,22 @@ def _check_content(payload_md: str, target_space: str) -> None:
     elif problem := why_unstorable(target_space):
         wrong["target_space"] = problem
     if wrong:
-        raise OutboxInvalid("the memory cannot be queued", fields=wrong)
+        said = "; ".join(f"{name} {problem}" for name, problem in wrong.items())
+        raise OutboxInvalid(
+            f"the memory cannot be queued: {said}",
+            fields=wrong,
+            context=content_context(payload_md, target_space),
+        )
+
+
+def content_context(payload_md: str, target_space: str) -> dict[str, Any]:
+    """Which write an error is about. Text that has no UTF-8 form has no hash."""
+    try:
+        sha = labelled_sha(sha_of(payload_md))
+    except UnicodeEncodeError:
+        sha = None
+    now = SYSTEM_CLOCK.now().isoformat()
+    return {"target_space": storable(target_space), "payload_sha": sha, "timestamp": now}
 
 
 def _oldest_first(found: list[Row]) -> list[Row]:
@@ -365,6 +422,10 @@ def _oldest_first(found: list[Row]) -> list[Row]:
 
 def _ids(found: list[Row]) -> set[int]:
     return {row["outbox_id"] for row in found}
+
+
+def _renewals(found: list[Row]) -> dict[int, Renewal]:
+    return {row["outbox_id"]: Renewal(**row) for row in found}
 
 
 def _requeued(found: list[Row]) -> Requeued | None:
@@ -377,8 +438,9 @@ def _distinct(deliveries: Iterable[D]) -> list[D]:
 
 
 def _leases(worker_id: str, asked: Sequence[Settlement]) -> dict[str, Any]:
-    return {
-        "worker_id": worker_id,
-        "outbox_ids": [d.outbox_id for d in asked],
-        "lease_tokens": [d.lease_token for d in asked],
-    }
+    held = [(d.outbox_id, d.lease_token) for d in asked]
+    return {"worker_id": worker_id, **_ids_and_tokens(held)}
+
+
+def _ids_and_tokens(held: Sequence[tuple[int, int | None]]) -> dict[str, Any]:
+    return {"outbox_ids": [i for i, _ in held], "lease_tokens": [token for _, token in held]}

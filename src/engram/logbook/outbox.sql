@@ -16,8 +16,10 @@ WITH drawn AS MATERIALIZED (
     SELECT %(target_space)s, %(payload_sha)s, %(payload_md)s, %(item_id)s, 'parked', outbox_id,
            %(words)s::tsvector
     FROM queued WHERE status = 'pending'
-    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
-    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END
+    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL
+    -- Content that is being erased this moment is refused by memories_erased_before_written_anew.
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END,
+                  state = CASE WHEN m.state = 'forgotten' THEN 'parked' ELSE m.state END
 )
 SELECT outbox_id FROM queued;
 
@@ -64,26 +66,58 @@ WHERE outbox_id = %(outbox_id)s
   AND (%(lease_token)s::bigint IS NULL OR lease_token = %(lease_token)s)
 RETURNING outbox_id;
 
+-- name: renew_many
+-- Start held leases anew, as renew does, and tell what is known of each memory in this moment.
+WITH asked AS MATERIALIZED (
+    SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[])
+        AS t (outbox_id, lease_token)
+), renewed AS (
+    UPDATE logbook.outbox_memory o
+    SET locked_at = now(), updated_at = now()
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id
+      AND o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    RETURNING o.outbox_id, o.target_space, o.payload_sha, o.forgotten_at
+)
+SELECT renewed.outbox_id, renewed.forgotten_at IS NOT NULL AS forgotten, m.delivery_key, m.state, m.memory_id,
+       COALESCE(EXTRACT(epoch FROM m.intent_at + make_interval(secs => m.intent_seconds) - now()), 0)::float8
+           AS intent_left_seconds
+FROM renewed
+LEFT JOIN logbook.memories m
+       ON m.target_space = renewed.target_space AND m.payload_sha = renewed.payload_sha
+      AND m.state <> 'forgotten';
+
 -- name: release_many
--- Hand leased rows back without counting a try, each after its own delay.
+-- Hand leased rows back without counting a try, each after its own delay and, with a reason, its audit.
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[], %(errors)s::text[],
-                         %(delays)s::float8[], %(ambiguous)s::bool[])
-        AS t (outbox_id, lease_token, error, delay, ambiguous)
+                         %(delays)s::float8[], %(ambiguous)s::bool[], %(reasons)s::text[])
+        AS t (outbox_id, lease_token, error, delay, ambiguous, reason)
+), released AS (
+    UPDATE logbook.outbox_memory o
+    SET locked_by = NULL,
+        locked_at = NULL,
+        next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => asked.delay)),
+        ambiguous = o.ambiguous OR asked.ambiguous,
+        last_error = COALESCE(asked.error, o.last_error),
+        updated_at = now()
+    FROM asked
+    WHERE o.outbox_id = asked.outbox_id
+      AND o.status = 'pending'
+      AND o.locked_by = %(worker_id)s
+      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+    RETURNING o.*, asked.reason
+), audit AS (
+    INSERT INTO governance.write_audit
+        (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
+         correlation_id, evidence_refs_json, finalized_at)
+    SELECT actor_user_id, target_space, target_space, 'retry', reason, 'success', payload_sha,
+           correlation_id, evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+    FROM released WHERE reason IS NOT NULL
 )
-UPDATE logbook.outbox_memory o
-SET locked_by = NULL,
-    locked_at = NULL,
-    next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => asked.delay)),
-    ambiguous = o.ambiguous OR asked.ambiguous,
-    last_error = COALESCE(asked.error, o.last_error),
-    updated_at = now()
-FROM asked
-WHERE o.outbox_id = asked.outbox_id
-  AND o.status = 'pending'
-  AND o.locked_by = %(worker_id)s
-  AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-RETURNING o.outbox_id;
+SELECT outbox_id FROM released;
 
 -- name: ack_many
 -- Settle delivered rows whose lease is held and live; each with its memory and, if asked, its audit.
@@ -107,10 +141,14 @@ WITH asked AS MATERIALIZED (
       AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
     RETURNING o.*, asked.reason
 ), memory AS (
+    -- By content, and by what the row is once it is locked: it may be parked this moment.
     UPDATE logbook.memories m
-    SET state = 'stored', memory_id = settled.memory_id, updated_at = now()
+    SET state = CASE m.state WHEN 'parked' THEN 'stored' ELSE m.state END,
+        memory_id = CASE m.state WHEN 'parked' THEN settled.memory_id ELSE m.memory_id END,
+        updated_at = now()
     FROM settled
-    WHERE m.outbox_id = settled.outbox_id AND m.state = 'parked'
+    WHERE m.target_space = settled.target_space AND m.payload_sha = settled.payload_sha
+      AND m.state <> 'forgotten'
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
@@ -186,20 +224,26 @@ WITH asked AS MATERIALIZED (
 SELECT outbox_id FROM settled;
 
 -- name: record_conflicts
--- Audit the settles that were refused; a row this very lease has settled already is no conflict.
+-- Audit the settles that were refused, with what the row looks like now; a row that this very
+-- lease has settled already is no conflict.
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(outbox_ids)s::bigint[], %(lease_tokens)s::bigint[])
         AS t (outbox_id, lease_token)
 ), lost AS (
     SELECT o.* FROM asked JOIN logbook.outbox_memory o USING (outbox_id)
-    WHERE o.status = 'pending' OR o.lease_token IS DISTINCT FROM asked.lease_token
+    WHERE o.lease_token IS DISTINCT FROM asked.lease_token
+       OR (o.status = 'pending' AND o.locked_by IS NOT NULL)
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
          correlation_id, evidence_refs_json, finalized_at)
     SELECT actor_user_id, target_space, target_space, 'conflict', 'outbox_flush_conflict', 'success',
            payload_sha, correlation_id,
-           evidence_refs_json || jsonb_build_object('outbox_id', outbox_id), now()
+           evidence_refs_json || jsonb_build_object(
+               'outbox_id', outbox_id,
+               'extra', COALESCE(evidence_refs_json -> 'extra', '{}') || jsonb_build_object(
+                   'status', lost.status, 'locked_by', locked_by, 'worker_id', %(worker_id)s::text)),
+           now()
     FROM lost
 )
 SELECT outbox_id FROM lost;
@@ -210,13 +254,21 @@ SELECT * FROM logbook.outbox_memory WHERE outbox_id = %(outbox_id)s;
 
 -- name: stats
 -- How many rows are in each state, how many are due, and how old the oldest waiting one is.
-SELECT count(*) FILTER (WHERE status = 'pending') AS pending,
+-- A forgotten row waits for nothing.
+SELECT count(*) FILTER (WHERE waiting) AS pending,
        count(*) FILTER (WHERE status = 'sent') AS sent,
        count(*) FILTER (WHERE status = 'dead') AS dead,
-       count(*) FILTER (WHERE status = 'pending' AND next_attempt_at <= now()) AS due,
-       COALESCE(EXTRACT(epoch FROM now() - min(created_at) FILTER (WHERE status = 'pending')), 0)::float8
+       count(*) FILTER (WHERE waiting AND next_attempt_at <= now()) AS due,
+       COALESCE(EXTRACT(epoch FROM now() - min(created_at) FILTER (WHERE waiting)), 0)::float8
            AS oldest_pending_seconds
-FROM logbook.outbox_memory;
+FROM (SELECT *, status = 'pending' AND forgotten_at IS NULL AS waiting FROM logbook.outbox_memory) AS o;
+
+-- name: backlog
+-- The waiting part of stats, from the index of pending rows: as cheap as the backlog is short.
+SELECT count(*) AS pending,
+       COALESCE(EXTRACT(epoch FROM now() - min(created_at)), 0)::float8 AS oldest_pending_seconds
+FROM logbook.outbox_memory
+WHERE status = 'pending' AND forgotten_at IS NULL;
 
 -- name: enqueue_many
 -- Put many contents in the outbox at once; each follows the rules of a single enqueue.
@@ -235,8 +287,10 @@ WITH given AS MATERIALIZED (
     SELECT given.target_space, given.payload_sha, given.payload_md, 'parked', queued.outbox_id, given.words
     FROM given JOIN queued USING (target_space, payload_sha)
     WHERE queued.status = 'pending'
-    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten'
-    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END
+    ON CONFLICT (target_space, payload_sha) WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL
+    -- Content that is being erased this moment is refused by memories_erased_before_written_anew.
+    DO UPDATE SET outbox_id = CASE WHEN m.state = 'stored' THEN m.outbox_id ELSE EXCLUDED.outbox_id END,
+                  state = CASE WHEN m.state = 'forgotten' THEN 'parked' ELSE m.state END
 )
 SELECT outbox_id, target_space, payload_sha FROM queued;
 
@@ -246,7 +300,11 @@ WITH dead AS MATERIALIZED (
     SELECT o.*, nextval('logbook.outbox_memory_outbox_id_seq') AS drawn_id,
            nextval('governance.write_audit_audit_id_seq') AS drawn_audit_id
     FROM logbook.outbox_memory o
+    JOIN logbook.memories m
+      ON m.target_space = o.target_space AND m.payload_sha = o.payload_sha AND m.state <> 'forgotten'
     WHERE o.outbox_id = %(outbox_id)s AND o.status = 'dead' AND o.forgotten_at IS NULL
+    -- Content that is being forgotten this moment is not tried again.
+    FOR UPDATE
 ), queued AS (
     INSERT INTO logbook.outbox_memory AS o
         (outbox_id, target_space, payload_sha, payload_md, item_id, ambiguous, requeued_from,

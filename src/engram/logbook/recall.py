@@ -29,7 +29,7 @@ def search(
     """Candidates and events with any of the words, within the given spaces, best first."""
     words = list(dict.fromkeys(tokenize(text)))[:MAX_ASKED_WORDS]
     params = {
-        "asked": any_of(words),
+        "asked": [any_of([word]) for word in words],
         "spaces": list(spaces),
         "limit": limit,
         "enough": ENOUGH_CANDIDATES,

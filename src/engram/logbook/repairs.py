@@ -25,6 +25,8 @@ SQL = load_sql("engram.logbook", "repairs.sql")
 Seen = Sequence[tuple[int, datetime]]
 PAGE = 1000
 LOOKED_AT = 10_000
+# A script writes the row and then its audit: it is given the time for that.
+GRACE_SECONDS = 60.0
 
 
 @primitive
@@ -38,7 +40,8 @@ def settled_without_audit(
     after_id: int = 0, limit: int = PAGE, config: Config | None = None
 ) -> Query[list[tuple[int, datetime]]]:
     """Sent and dead rows without the audit that says so, as they were seen."""
-    return Query(SQL["settled_without_audit"], _seen, {"after_id": after_id, "limit": limit})
+    params = {"after_id": after_id, "limit": limit, "grace_seconds": GRACE_SECONDS}
+    return Query(SQL["settled_without_audit"], _seen, params)
 
 
 @primitive
@@ -50,7 +53,8 @@ def write_settled_audits(seen: Seen, config: Config | None = None) -> Query[set[
 def parked_without_audit(
     after_id: int = 0, limit: int = PAGE, config: Config | None = None
 ) -> Query[list[tuple[int, datetime]]]:
-    return Query(SQL["parked_without_audit"], _seen, {"after_id": after_id, "limit": limit})
+    params = {"after_id": after_id, "limit": limit, "grace_seconds": GRACE_SECONDS}
+    return Query(SQL["parked_without_audit"], _seen, params)
 
 
 @primitive

@@ -4,6 +4,7 @@ SELECT o.outbox_id, o.updated_at
 FROM (SELECT * FROM logbook.outbox_memory
       WHERE outbox_id > %(after_id)s ORDER BY outbox_id LIMIT %(limit)s) AS o
 WHERE o.status <> 'pending'
+  AND o.updated_at <= now() - make_interval(secs => %(grace_seconds)s)
   AND NOT EXISTS (
       SELECT FROM governance.write_audit a
       WHERE a.evidence_refs_json ->> 'outbox_id' = o.outbox_id::text
@@ -34,6 +35,12 @@ SELECT actor_user_id, target_space, target_space,
        evidence_refs_json || jsonb_build_object('outbox_id', outbox_id, 'extra',
            COALESCE(evidence_refs_json -> 'extra', '{}') || '{"written_by": "reconcile"}'), now()
 FROM held
+WHERE NOT EXISTS (
+    SELECT FROM governance.write_audit a
+    WHERE a.evidence_refs_json ->> 'outbox_id' = held.outbox_id::text
+      AND a.evidence_refs_json ? 'outbox_id'
+      AND CASE held.status WHEN 'sent' THEN a.reason IN ('outbox_flush_success', 'outbox_flush_dedup_hit')
+                           ELSE a.reason = 'outbox_flush_dead' END)
 RETURNING (evidence_refs_json ->> 'outbox_id')::bigint AS outbox_id;
 
 -- name: parked_without_audit
@@ -41,7 +48,8 @@ RETURNING (evidence_refs_json ->> 'outbox_id')::bigint AS outbox_id;
 SELECT o.outbox_id, o.updated_at
 FROM (SELECT * FROM logbook.outbox_memory
       WHERE outbox_id > %(after_id)s ORDER BY outbox_id LIMIT %(limit)s) AS o
-WHERE NOT EXISTS (
+WHERE o.created_at <= now() - make_interval(secs => %(grace_seconds)s)
+  AND NOT EXISTS (
     SELECT FROM governance.write_audit a
     WHERE a.evidence_refs_json ->> 'outbox_id' = o.outbox_id::text
       AND a.evidence_refs_json ? 'outbox_id' AND a.action = 'redirect');
@@ -64,6 +72,10 @@ SELECT actor_user_id, target_space, target_space, 'redirect', 'outbox_enqueued',
        evidence_refs_json || jsonb_build_object('outbox_id', outbox_id, 'extra',
            COALESCE(evidence_refs_json -> 'extra', '{}') || '{"written_by": "reconcile"}'), now()
 FROM held
+WHERE NOT EXISTS (
+    SELECT FROM governance.write_audit a
+    WHERE a.evidence_refs_json ->> 'outbox_id' = held.outbox_id::text
+      AND a.evidence_refs_json ? 'outbox_id' AND a.action = 'redirect')
 RETURNING (evidence_refs_json ->> 'outbox_id')::bigint AS outbox_id;
 
 -- name: last_of_page

@@ -14,7 +14,8 @@ WITH drawn AS MATERIALIZED (
     -- Taken over and tried anew: content whose outbox row is dead, which counts as not
     -- stored; and forgotten content whose eraser is gone with its lease over.
     DO UPDATE SET (state, audit_id, intent_at, intent_seconds, correlation_id, memory_id, delivery_key,
-                   forgotten_at, erase_due_at, erase_locked_at) = (
+                   forgotten_at, erase_due_at, erase_locked_at, outbox_id, kind, meta_json,
+                   evidence_refs_json, actor_user_id, item_id, created_at) = (
         SELECT CASE WHEN anew THEN 'intent' ELSE m.state END,
                CASE WHEN anew THEN EXCLUDED.audit_id ELSE m.audit_id END,
                CASE WHEN anew THEN EXCLUDED.intent_at ELSE m.intent_at END,
@@ -25,10 +26,18 @@ WITH drawn AS MATERIALIZED (
                CASE WHEN anew AND m.state = 'forgotten' THEN EXCLUDED.delivery_key ELSE m.delivery_key END,
                CASE WHEN anew THEN NULL ELSE m.forgotten_at END,
                CASE WHEN anew THEN NULL ELSE m.erase_due_at END,
-               CASE WHEN anew THEN NULL ELSE m.erase_locked_at END
+               CASE WHEN anew THEN NULL ELSE m.erase_locked_at END,
+               CASE WHEN anew AND m.state = 'forgotten' THEN NULL ELSE m.outbox_id END,
+               CASE WHEN anew THEN EXCLUDED.kind ELSE m.kind END,
+               CASE WHEN anew THEN EXCLUDED.meta_json ELSE m.meta_json END,
+               CASE WHEN anew THEN EXCLUDED.evidence_refs_json ELSE m.evidence_refs_json END,
+               CASE WHEN anew THEN EXCLUDED.actor_user_id ELSE m.actor_user_id END,
+               CASE WHEN anew THEN EXCLUDED.item_id ELSE m.item_id END,
+               CASE WHEN anew THEN EXCLUDED.created_at ELSE m.created_at END
         FROM (SELECT CASE m.state
-                  WHEN 'parked' THEN EXISTS (SELECT FROM logbook.outbox_memory o
-                                             WHERE o.outbox_id = m.outbox_id AND o.status = 'dead')
+                  WHEN 'parked' THEN COALESCE(m.held_until <= now(), true)
+                      AND EXISTS (SELECT FROM logbook.outbox_memory o
+                                  WHERE o.outbox_id = m.outbox_id AND o.status = 'dead')
                   WHEN 'forgotten' THEN
                       m.erase_locked_at + make_interval(secs => %(erase_lease_seconds)s) <= now()
                   ELSE false END AS anew) AS given_up
@@ -38,12 +47,13 @@ WITH drawn AS MATERIALIZED (
               erase_token IS NOT NULL OR COALESCE((
                   SELECT o.ambiguous FROM logbook.outbox_memory o
                   WHERE o.outbox_id = m.outbox_id), false) AS ambiguous,
-              intent_at + make_interval(secs => intent_seconds) <= now() AS overdue
+              intent_at + make_interval(secs => intent_seconds) <= now() AS overdue,
+              COALESCE(held_until > now(), false) AS held
 ), decided AS (
     SELECT memory.*, drawn.audit_id AS own_audit_id,
            CASE WHEN memory.audit_id = drawn.audit_id THEN 'fresh'
                 WHEN memory.state = 'intent' THEN 'in_flight'
-                WHEN memory.state = 'forgotten' THEN 'erasing'
+                WHEN memory.state = 'forgotten' OR (memory.state = 'parked' AND memory.held) THEN 'erasing'
                 ELSE memory.state END AS disposition
     FROM memory, drawn
 ), audit AS (
@@ -101,11 +111,13 @@ WITH audit AS MATERIALIZED (
         (outbox_id, target_space, payload_sha, payload_md, item_id, last_error, ambiguous,
          next_attempt_at, correlation_id, actor_user_id, kind, meta_json, evidence_refs_json)
     SELECT drawn_id, target_space, payload_sha, payload_md, item_id, %(error)s, %(ambiguous)s,
-           now() + make_interval(secs => %(delay_seconds)s),
+           -- The server may still be applying it: a look that comes too soon finds nothing.
+           GREATEST(now() + make_interval(secs => %(delay_seconds)s),
+                    CASE WHEN %(overdue_only)s THEN intent_at + 2 * make_interval(secs => intent_seconds) END),
            correlation_id, actor_user_id, kind, meta_json, evidence_refs_json
     FROM intent
     ON CONFLICT (target_space, payload_sha) WHERE status <> 'dead' AND forgotten_at IS NULL
-    DO UPDATE SET updated_at = o.updated_at
+    DO UPDATE SET ambiguous = o.ambiguous OR EXCLUDED.ambiguous
     RETURNING outbox_id, status, memory_id
 ), memory AS (
     UPDATE logbook.memories m

@@ -7,7 +7,8 @@ ALTER TABLE logbook.memories
     ADD COLUMN erase_due_at    timestamptz,
     ADD COLUMN erase_locked_at timestamptz,
     ADD COLUMN erase_token     bigint,
-    ADD COLUMN erase_tries     integer NOT NULL DEFAULT 0;
+    ADD COLUMN erase_tries     integer NOT NULL DEFAULT 0,
+    ADD COLUMN held_until      timestamptz;
 UPDATE logbook.memories SET forgotten_at = updated_at WHERE state = 'forgotten';
 ALTER TABLE logbook.memories
     ADD CONSTRAINT memories_forgotten_has_time CHECK ((state = 'forgotten') = (forgotten_at IS NOT NULL)),
@@ -19,7 +20,8 @@ ALTER TABLE logbook.memories
 DROP INDEX logbook.memories_live_content;
 CREATE UNIQUE INDEX memories_live_content ON logbook.memories (target_space, payload_sha)
     WHERE state <> 'forgotten' OR erase_locked_at IS NOT NULL;
-CREATE INDEX memories_parked_words ON logbook.memories USING gin (words) WHERE state = 'parked';
+CREATE INDEX memories_parked_words ON logbook.memories USING gin (words)
+    WHERE state = 'parked' OR (state = 'stored' AND memory_id IS NULL);
 CREATE INDEX memories_to_erase ON logbook.memories (erase_due_at) WHERE erase_due_at IS NOT NULL;
 
 -- Evidence is read by those who may read its space.

@@ -162,6 +162,7 @@ CREATE TABLE logbook.memories (
     erase_locked_at    timestamptz,           -- start of the lease of whoever is deleting it ...
     erase_token        bigint,                -- ... and its token, as in the outbox
     erase_tries        integer NOT NULL DEFAULT 0,
+    held_until         timestamptz,           -- not to be written anew before: an old copy of it is being deleted
     CONSTRAINT memories_state_known CHECK (state IN ('intent', 'stored', 'parked', 'forgotten')),
     CONSTRAINT memories_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]{64}$'),
     CONSTRAINT memories_intent_has_audit CHECK
@@ -187,9 +188,10 @@ CREATE INDEX memories_by_outbox ON logbook.memories (outbox_id) WHERE outbox_id 
 CREATE INDEX memories_by_audit ON logbook.memories (audit_id) WHERE state = 'intent';
 CREATE INDEX memories_by_words ON logbook.memories USING gin (words);
 
--- Every query also searches what is parked, which is little: it need not pass by
--- everything that is stored.
-CREATE INDEX memories_parked_words ON logbook.memories USING gin (words) WHERE state = 'parked';
+-- Every query also searches what the memory server cannot be asked for, which is
+-- little: it need not pass by everything else.
+CREATE INDEX memories_parked_words ON logbook.memories USING gin (words)
+    WHERE state = 'parked' OR (state = 'stored' AND memory_id IS NULL);
 
 -- Copies that are still to be deleted.
 CREATE INDEX memories_to_erase ON logbook.memories (erase_due_at) WHERE erase_due_at IS NOT NULL;

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import psycopg
 
-from engram.kernel.errors import DatabaseUnavailable
 from engram.postgres.errors import translated
 from engram.postgres.pool import STATEMENT_TIMEOUT_MS, AsyncPool, SyncPool
 from engram.postgres.query import Query, Row
@@ -46,15 +45,9 @@ class SyncExecutor:
         self.pool = pool
 
     def run(self, query: Query[T]) -> T:
-        try:
-            with translated(query.statement.name), self.pool.connection() as connection:
-                cursor = connection.execute(query.statement.text, query.params)
-                return query.read(cursor.fetchall() if cursor.description else [])
-        except DatabaseUnavailable:
-            # One broken connection usually means all are: replace them now,
-            # not one failed request at a time.
-            self.pool.check()
-            raise
+        with translated(query.statement.name), self.pool.connection() as connection:
+            cursor = connection.execute(query.statement.text, query.params)
+            return query.read(cursor.fetchall() if cursor.description else [])
 
 
 class AsyncExecutor:
@@ -62,12 +55,8 @@ class AsyncExecutor:
         self.pool = pool
 
     async def run(self, query: Query[T]) -> T:
-        try:
-            with translated(query.statement.name):
-                async with self.pool.connection() as connection:
-                    with _cut_off_after(CLIENT_DEADLINE_SECONDS, connection):
-                        cursor = await connection.execute(query.statement.text, query.params)
-                        return query.read(await cursor.fetchall() if cursor.description else [])
-        except DatabaseUnavailable:
-            await self.pool.check()
-            raise
+        with translated(query.statement.name):
+            async with self.pool.connection() as connection:
+                with _cut_off_after(CLIENT_DEADLINE_SECONDS, connection):
+                    cursor = await connection.execute(query.statement.text, query.params)
+                    return query.read(await cursor.fetchall() if cursor.description else [])

@@ -12,8 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 from engram.api.services import Services
 from engram.gateway.callers import Caller
 from engram.kernel.content import why_unstorable
+from engram.logbook.idempotency import KEY_PATTERN
 
 A = TypeVar("A", bound="Arguments")
+
+# For the schema only: a key is judged, in better words than a pattern's, where it is used.
+KEY_SHAPE: dict[str, Any] = {"pattern": f"^{KEY_PATTERN}$"}
 
 
 class Checked(BaseModel):
@@ -40,6 +44,7 @@ class WriteArguments(Arguments):
         default=None,
         description="Your own id for this call. Repeat it when you retry: the effect happens once "
         "and you get the first answer. Up to 128 letters, digits, dashes and underscores.",
+        json_schema_extra=KEY_SHAPE,
     )
 
 

@@ -17,7 +17,7 @@ from engram.gateway.evidence import (
     UploadReply,
     UploadRequest,
 )
-from engram.logbook.uri import MAX_LENGTH
+from engram.logbook.uri import ATTACHMENT_FORM, MAX_LENGTH
 
 
 class UploadArguments(WriteArguments):
@@ -41,7 +41,7 @@ class UploadArguments(WriteArguments):
 
 class ReadArguments(Arguments):
     uri: str = Field(
-        description="memory://attachments/<id>/<sha256>, as evidence_upload gave it.", max_length=MAX_LENGTH
+        description=f"{ATTACHMENT_FORM}, as evidence_upload gave it.", max_length=MAX_LENGTH
     )
     offset: int = Field(default=0, ge=0, lt=1 << 63, description="The first byte wanted.")
     max_bytes: int = Field(
