@@ -6,6 +6,7 @@ embedded part, which it starts or adopts and holds for as long as it is open.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -16,19 +17,32 @@ from fastapi import FastAPI
 
 from engram.api.app import create_app
 from engram.api.services import Services
-from engram.embedded import EmbeddedPostgres
+from engram.api.tokens_file import TokensFile
+from engram.embedded import EmbeddedPostgres, running_redis
+from engram.gateway.alerts import open_alerts
 from engram.gateway.breaker import Breaker
+from engram.gateway.capabilities import Gatekeeper, Looks
+from engram.gateway.erasing import Eraser
+from engram.gateway.evidence import Evidence
+from engram.gateway.gate import CAPABILITIES
+from engram.gateway.governing import Governing
+from engram.gateway.memory_forget import MemoryForget
 from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
+from engram.gateway.notebook import Notebook
 from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.gateway.outbox_worker import OutboxWorker
+from engram.gateway.placement import Placement
 from engram.gateway.reconcile_outbox import Reconciler
 from engram.kernel.errors import ConfigError, SchemaError
 from engram.kernel.logs import hide
 from engram.kernel.settings import Settings
+from engram.logbook import outbox
+from engram.logbook.artifacts import LocalArtifacts
 from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.migrations import Migration, load_migrations, migrate, pending
+from engram.postgres.notify import Listener, running
 from engram.postgres.pool import async_pool
 from engram.web.guards import is_loopback
 from engram.web.sockets import bound, free_port
@@ -106,22 +120,32 @@ def require_schema(settings: Settings) -> None:
 
 def build_app(settings: Settings) -> FastAPI:
     """The gateway."""
-    require_loopback(settings)
-    return create_app(settings, lambda: open_services(settings))
+    return create_app(settings, lambda: open_services(settings), tokens=tokens_of(settings))
 
 
 def require_loopback(settings: Settings) -> None:
-    """Refuse an address that others can reach: there are no tokens to tell them apart."""
-    if not is_loopback(settings.gateway_host):
-        raise ConfigError(
-            f"GATEWAY_HOST: will not listen on {settings.gateway_host} without tokens",
-            hint="listen on 127.0.0.1, and put an authenticating proxy in front if others must reach it",
-        )
+    """Refuse what `build_app` would refuse, before anything is started."""
+    tokens_of(settings)
+
+
+def tokens_of(settings: Settings) -> TokensFile | None:
+    """Who may call. None: everybody on this machine, and nobody else can reach the gateway."""
+    if settings.tokens_file is not None:
+        return TokensFile(settings.tokens_file)
+    if is_loopback(settings.gateway_host):
+        return None
+    raise ConfigError(
+        f"GATEWAY_HOST: will not listen on {settings.gateway_host} without tokens,"
+        " because anybody who reaches it could read and write everything",
+        hint="make one with `engram token create OWNER` and set ENGRAM_TOKENS_FILE, or listen on 127.0.0.1",
+    )
 
 
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
     async with open_executor(settings, "engram-gateway") as db, open_client(settings) as client:
+        project = settings.project_key
+        placement = Placement(db, project)
         yield Services(
             settings=settings,
             db=db,
@@ -129,17 +153,58 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             idempotency=IdempotencyService(db, ttl_seconds=settings.idempotency_ttl_seconds),
             store=MemoryStore(db, client, settings),
             query=MemoryQuery(db, client, settings),
+            forget=MemoryForget(db, Eraser(db, client), settings),
+            governing=Governing(db, project),
+            evidence=Evidence(db, artifacts(settings), placement, max_bytes=settings.max_body_bytes),
+            notebook=Notebook(db, placement, project),
+            gatekeeper=gatekeeper(settings, db, client),
         )
 
 
+def gatekeeper(settings: Settings, db: AsyncExecutor, client: OpenMemoryClient) -> Gatekeeper:
+    dsn, known, data_dir = _dsn(settings), own_migrations(), settings.data_dir
+    looks = Looks(
+        db,
+        client,
+        artifacts(settings),
+        settings.project_key,
+        pending=lambda: pending(dsn, known),
+        redis_url=lambda: settings.redis_url or running_redis(data_dir),
+    )
+    skipped = [name for name in CAPABILITIES if getattr(settings, f"skip_{name}")]
+    return Gatekeeper(looks.table(), mode=settings.gateway_mode, skipped=skipped)
+
+
+def artifacts(settings: Settings) -> LocalArtifacts:
+    """Where evidence is kept."""
+    return LocalArtifacts(settings.artifacts_dir or settings.data_dir / "artifacts")
+
+
 @asynccontextmanager
-async def open_worker(settings: Settings) -> AsyncIterator[tuple[OutboxWorker, Reconciler]]:
-    async with open_executor(settings, "engram-worker") as db, open_client(settings) as client:
-        yield OutboxWorker(db, client, settings), reconciler(db)
+async def open_worker(
+    settings: Settings, *, stop: asyncio.Event | None = None
+) -> AsyncIterator[tuple[OutboxWorker, Reconciler]]:
+    async with (
+        open_executor(settings, "engram-worker") as db,
+        open_client(settings) as client,
+        open_alerts(settings.alert_webhook_url) as alerts,
+    ):
+        worker = OutboxWorker(db, client, settings, alerts=alerts, stop=stop)
+        yield worker, Reconciler(db, Eraser(db, client))
 
 
-def reconciler(db: AsyncExecutor) -> Reconciler:
-    return Reconciler(db)
+@asynccontextmanager
+async def outbox_wake_ups(settings: Settings) -> AsyncIterator[asyncio.Event]:
+    """Set when something was parked, if the database can tell: a hint, beside polling."""
+    listener = Listener(_dsn(settings), outbox.CHANNEL, application_name="engram-worker-listen")
+    async with running(listener):
+        yield listener.heard
+
+
+@asynccontextmanager
+async def open_reconciler(settings: Settings) -> AsyncIterator[Reconciler]:
+    async with open_executor(settings, "engram-reconcile") as db, open_client(settings) as client:
+        yield Reconciler(db, Eraser(db, client))
 
 
 @asynccontextmanager

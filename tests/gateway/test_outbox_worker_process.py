@@ -102,7 +102,8 @@ def test_an_idle_worker_stops_at_once_and_leaves_a_heartbeat(
     def heartbeat() -> dict | None:
         with connect(dsn) as connection:
             return connection.execute(
-                "SELECT key, value_json FROM logbook.kv WHERE namespace = 'worker.heartbeat'"
+                "SELECT key, value_json FROM logbook.kv"
+                " WHERE namespace = 'worker.heartbeat' AND starts_with(key, 'outbox:')"
             ).fetchone()
 
     with started("worker", "outbox", env=environment(patient), log=tmp_path / "worker.log") as worker:

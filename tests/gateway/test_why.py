@@ -436,6 +436,8 @@ async def test_a_forgotten_memory_says_what_becomes_of_its_copy(
     anew = await store.store(request())
     assert anew.memory_id != memory_id
     assert "; the same content was stored anew as memory:" in why(memory_id).said
+    assert told.excerpt == "", "what was forgotten is shown to nobody"
+    assert why(memory_id).excerpt == TEXT, "but its twin may be"
 
 
 async def test_a_forgotten_row_is_never_sent(

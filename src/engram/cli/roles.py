@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 10
 RECONCILE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 5.0
+# What a stopping worker may take in all: less than the supervisor waits for it.
+STOP_SECONDS = 7.0
 
 
 def prepared() -> Settings:
@@ -99,7 +102,7 @@ def reconcile(
     once: Annotated[bool, typer.Option("--once", help="Repair what may be repaired (the default).")] = False,
     report: Annotated[bool, typer.Option("--report", help="Only say what is found.")] = False,
 ) -> None:
-    """Park the writes of gateways that died, and check the invariants: 0 clean, 1 repaired, 2 violated."""
+    """Finish what processes that died could not, and check the sums: 0 clean, 1 repaired, 2 violated."""
     if once and report:
         raise typer.BadParameter("--once and --report exclude each other")
     import asyncio
@@ -121,54 +124,78 @@ def run_reconcile_command() -> None:
 
 async def _reconciled(settings: Settings, *, repair: bool) -> int:
     from engram import assembly
-    from engram.logbook import governance
 
-    async with assembly.open_executor(settings, "engram-reconcile") as db:
-        reconciler = assembly.reconciler(db)
-        abandoned = await (reconciler.run_once() if repair else reconciler.abandoned())
-        sums = await db.run(governance.invariants.query())
-    print(f"{'parked' if repair else 'found'} {abandoned} abandoned write(s)")
-    for row in sums:
+    async with assembly.open_reconciler(settings) as reconciler:
+        found = await reconciler.run_whole(repair=repair)
+    verb = "repaired" if repair else "found"
+    for name in ("abandoned_writes", "missing_redirects", "missing_audits", "stale_locks", "erased_copies"):
+        print(f"{verb} {getattr(found, name)} {_FINDINGS[name]}")
+    for row in found.redirects_without_row:
+        print(f"✗ audit {row['audit_id']} says parked as {row['outbox_id']}, and that row is gone")
+    for row in found.invariants:
         print(f"{'✓' if row['ok'] else '✗'} {row['name']}: {row['left']} and {row['right']}")
-    if not all(row["ok"] for row in sums):
+    if found.violated:
         return 2
-    return 1 if abandoned else 0
+    return 1 if found.repaired else 0
+
+
+_FINDINGS = {
+    "abandoned_writes": "abandoned write(s), parked",
+    "missing_redirects": "row(s) without the audit of their parking",
+    "missing_audits": "row(s) without the audit of their settling",
+    "stale_locks": "stale lock(s)",
+    "erased_copies": "forgotten copy(ies) in the memory server",
+}
 
 
 async def _worker_once(settings: Settings) -> None:
     """Batches until nothing is due; what it did goes to standard output."""
     from engram import assembly
+    from engram.kernel.runloop import run_together, stop_on_signals
 
-    async with assembly.open_worker(settings) as (worker, reconciler):
-        parked = await reconciler.run_once()
-        total: dict[str, int] = {}
-        while True:
-            counts = await worker.run_once()
-            for name in ("claimed", "sent", "retried", "dead", "handed_back", "conflicts"):
-                total[name] = total.get(name, 0) + getattr(counts, name)
-            # Rows that were handed back are due again at once: the next run's business.
-            if not counts.claimed or counts.handed_back:
-                break
-    said = " ".join(f"{name}={count}" for name, count in total.items())
-    print(f"{said} parked_intents={parked}" + ("" if counts.probed else " (the memory server is down)"))
+    stop = stop_on_signals()
+    async with assembly.open_worker(settings, stop=stop) as (worker, reconciler):
+
+        async def deliver() -> None:
+            parked = await reconciler.run_once()
+            counts = await worker.drain()
+            said = " ".join(f"{name}={count}" for name, count in counts.numbers().items())
+            down = "" if counts.probed else " (the memory server is down)"
+            print(f"{said} parked_intents={parked}{down}")
+            stop.set()
+
+        await run_together(deliver(), stop=stop, patience_seconds=STOP_SECONDS)
 
 
 async def _worker_loop(settings: Settings) -> None:
-    import asyncio
-
     from engram import assembly
-    from engram.kernel.runloop import run_loop, stop_on_signals
+    from engram.gateway.outbox_worker import LANES
+    from engram.kernel.runloop import run_loop, run_together, stop_on_signals
 
-    async with assembly.open_worker(settings) as (worker, reconciler), asyncio.TaskGroup() as group:
-        stop = stop_on_signals()
+    stop = stop_on_signals()
+    async with (
+        assembly.open_worker(settings, stop=stop) as (worker, reconciler),
+        assembly.outbox_wake_ups(settings) as parked,
+    ):
 
         async def deliver() -> int:
             counts = await worker.run_once()
             return counts.claimed - counts.handed_back
 
-        group.create_task(run_loop("outbox", deliver, idle_seconds=settings.outbox_poll_seconds, stop=stop))
-        group.create_task(
-            run_loop("reconcile", reconciler.run_once, idle_seconds=RECONCILE_SECONDS, stop=stop)
+        async def mend() -> int:
+            await worker.measure()
+            mended = await reconciler.run_once()
+            await reconciler.beat(worker.worker_id)
+            return mended
+
+        poll = settings.outbox_poll_seconds
+        lanes = [run_loop("outbox", deliver, idle_seconds=poll, stop=stop, wake=parked) for _ in range(LANES)]
+        await run_together(
+            *lanes,
+            run_loop("reconcile", mend, idle_seconds=RECONCILE_SECONDS, stop=stop),
+            run_loop("heartbeat", worker.beat, idle_seconds=HEARTBEAT_SECONDS, stop=stop),
+            stop=stop,
+            patience_seconds=STOP_SECONDS,
         )
 
 

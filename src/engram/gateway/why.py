@@ -37,7 +37,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`asked` is what an audit decided, where an audit or a request was asked about."""
+    """`asked` is what an audit decided, where an audit or a request was asked about.
+
+    `excerpt` is empty where nothing was kept, and where it was forgotten.
+    """
 
     subject: str
     space: str
@@ -57,11 +60,10 @@ def explain(found: Found, story: Story, *, max_retries: int) -> Explanation:
     judge = _Judge(story, max_retries)
     audit = judge.audit(found.id) if found.kind in ("audit", "correlation") else None
     verdict = _diverted(judge.of(found), story)
-    texts = [row.excerpt for row in story.rows] + [memory.excerpt for memory in story.memories]
     return Explanation(
         subject=f"{_NAMES[found.kind]}:{found.id}",
         space=excerpt(found.target_space),
-        excerpt=excerpt(texts[0]) if texts else "",
+        excerpt=judge.excerpt,
         state=verdict.state,
         said=verdict.said,
         since=verdict.since,
@@ -118,6 +120,13 @@ class _Judge:
                 return self.memory(memory)
         said = "an audit that a script began: only that script can finish it, reconcile leaves it alone"
         return Verdict("pending", said, audit.created_at)
+
+    @property
+    def excerpt(self) -> str:
+        if self.live is None and any(memory.state == "forgotten" for memory in self.story.memories):
+            return ""
+        kept: list[MemoryRecord | OutboxRow] = [*self.story.memories, *self.story.rows]
+        return excerpt(kept[0].excerpt) if kept else ""
 
     @property
     def live(self) -> MemoryRecord | None:

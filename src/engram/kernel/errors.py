@@ -25,6 +25,8 @@
     ├── SchemaError               the database's schema is not this code's
     ├── EmbeddedError             an embedded PostgreSQL or Redis cannot be run
     ├── GatewayUnavailable        no gateway answers where one should        (retryable)
+    ├── RedisUnavailable          Redis does not answer, or not to us        (retryable)
+    ├── EmbeddingFailed           text could not be made a vector (`retryable` says if it may be later)
     ├── BackendError              the memory server failed (see its attributes)
     ├── AuditWriteFailed          the audit row of a write could not be written
     └── OutboxEnqueueFailed       a write could not be parked
@@ -58,6 +60,8 @@ class ErrorCode(StrEnum):
     SCHEMA_MISMATCH = "SCHEMA_MISMATCH"
     EMBEDDED_FAILED = "EMBEDDED_FAILED"
     GATEWAY_UNAVAILABLE = "GATEWAY_UNAVAILABLE"
+    REDIS_UNAVAILABLE = "REDIS_UNAVAILABLE"
+    EMBEDDING_FAILED = "EMBEDDING_FAILED"
     BACKEND_FAILED = "BACKEND_FAILED"
     ARTIFACT_FAILED = "ARTIFACT_FAILED"
     ARTIFACT_CORRUPT = "ARTIFACT_CORRUPT"
@@ -245,6 +249,21 @@ class GatewayUnavailable(EngramError):
     code = ErrorCode.GATEWAY_UNAVAILABLE
     http_status = 503
     retryable = True
+
+
+class RedisUnavailable(EngramError):
+    code = ErrorCode.REDIS_UNAVAILABLE
+    http_status = 503
+    retryable = True
+
+
+class EmbeddingFailed(EngramError):
+    code = ErrorCode.EMBEDDING_FAILED
+    http_status = 502
+
+    def __init__(self, message: str, *, retryable: bool = True, **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.retryable = retryable
 
 
 class BackendError(EngramError):

@@ -18,6 +18,16 @@ QUERIES = Counter("engram_memory_query", "memory_query calls", ["degraded"], reg
 OUTBOX_SETTLED = Counter(
     "engram_outbox_settled", "Outbox rows by how a delivery ended", ["result"], registry=REGISTRY
 )
+OUTBOX_DEAD = Counter(
+    "engram_outbox_dead_letters", "Outbox rows whose delivery was given up", registry=REGISTRY
+)
+OUTBOX_PENDING = Gauge("engram_outbox_pending", "Outbox rows that wait to be delivered", registry=REGISTRY)
+OUTBOX_OLDEST_SECONDS = Gauge(
+    "engram_outbox_oldest_seconds", "How long the oldest of them has waited", registry=REGISTRY
+)
+ALERTS = Counter(
+    "engram_alerts", "Alerts raised, whether or not a webhook took them", ["kind"], registry=REGISTRY
+)
 BREAKER_OPEN = Gauge(
     "engram_openmemory_breaker_open", "1 while the memory server is being left alone", registry=REGISTRY
 )
