@@ -9,16 +9,19 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: help up demo test test-only lint format soak bench mutants lock clean
+.PHONY: help up demo verify-unified test test-only lint format soak mutants conformance bench docs lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 up: $(VENV)/run.stamp ## Install what is needed and run everything on this machine
 	@$(BIN)/engram up
 
 demo: $(VENV)/run.stamp ## Show a write surviving a dead memory server, on a throw-away folder
 	@$(BIN)/engram demo
+
+verify-unified: $(VENV)/run.stamp ## Ask the gate; VERIFY_FULL=1 also tests a failing memory server
+	@$(BIN)/engram verify $(if $(filter 1 true yes,$(VERIFY_FULL)),--full)
 
 test: lint test-only ## Install what is needed, check the code, run the tests
 
@@ -41,8 +44,14 @@ soak: $(VENV)/dev.stamp ## The fault and load tests at full size (ENGRAM_TEST_SC
 mutants: $(VENV)/dev.stamp ## Sabotage the code line by line; every sabotage must be noticed
 	$(BIN)/python tests/run_mutants.py
 
+conformance: $(VENV)/dev.stamp ## Run the MCP suite and write the table of docs/conformance.md
+	cd tests && $(CURDIR)/$(BIN)/python -m conformance.document
+
 bench: $(VENV)/dev.stamp ## Measure against bare scripts; prints ratios
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/dev.stamp ## Write docs/reference/ anew, from the code
+	$(BIN)/python docs/generate.py
 
 LOCK := uv pip compile -q --universal --python-version 3.11 --no-emit-index-url --generate-hashes --no-header --no-annotate
 
@@ -50,6 +59,8 @@ lock: ## Choose versions anew (needs uv); hashes only, no addresses
 	$(LOCK) pyproject.toml --group build -o requirements/run.txt
 	$(LOCK) pyproject.toml --group dev -o requirements/dev.txt
 	$(LOCK) --group pyproject.toml:rivals -o requirements/rivals.txt
+	$(MAKE) $(VENV)/dev.stamp
+	$(BIN)/python tests/support/node.py
 
 clean: ## Remove what was installed here (not your data)
 	rm -rf $(VENV)

@@ -6,7 +6,8 @@ holds the reading end of a pipe whose writing end only the supervisor has. The
 embedded servers outlive a killed supervisor and are adopted by the next one.
 
 A role can be stopped and kept down from another terminal (`engram hold`): a
-file named after it in `hold/` of the data folder says so.
+file named after it in `hold/` of the data folder says so. `held_while` does it
+for as long as its caller lives: its file counts only while it is locked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,11 +113,16 @@ class Child:
 
 @dataclass
 class Stack:
-    """`with Stack(settings) as stack:` — everything is up inside, and stopped after."""
+    """`with Stack(settings) as stack:` — everything is up inside, and stopped after.
+
+    `only`: no more than these roles; every part they need is there already, and its
+    address is in the settings.
+    """
 
     settings: Settings
     on_progress: Callable[[str], None] = lambda _: None
     alone: bool = False
+    only: Collection[str] = ()
     children: dict[str, Child] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     postgres: EmbeddedPostgres | None = None
@@ -207,6 +213,13 @@ class Stack:
     def _start_parts(self) -> None:
         assembly.renew_memory_port(self.settings.data_dir)
         addressed = assembly.with_memory_server(self.settings)
+        if not self.only:
+            addressed = self._start_embedded(addressed)
+        self.environment = {**self._inherited(), **as_environment(addressed), INSTANCE: self.instance}
+        if not self.only:
+            assembly.migrate_all(self.dsn, self.on_progress)
+
+    def _start_embedded(self, addressed: Settings) -> Settings:
         if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
             self.on_progress("starting PostgreSQL")
             self.postgres = EmbeddedPostgres(self.settings.data_dir, on_progress=self.on_progress)
@@ -217,8 +230,7 @@ class Stack:
             self.redis = EmbeddedRedis(self.settings.data_dir, on_progress=self.on_progress)
             self._held.enter_context(self.redis)
             addressed = replace(addressed, redis_url=self.redis.url())
-        self.environment = {**self._inherited(), **as_environment(addressed), INSTANCE: self.instance}
-        assembly.migrate_all(self.dsn, self.on_progress)
+        return addressed
 
     def _inherited(self) -> dict[str, str]:
         """The environment of the children; alone, nothing of the user's own settings is in it."""
@@ -236,6 +248,8 @@ class Stack:
             roles = {"memory server": ["memory-server"], **roles}
         logs = self.settings.data_dir / "logs"
         for name, arguments in roles.items():
+            if self.only and name not in self.only:
+                continue
             self.children[name] = Child(name, arguments, logs / f"{name.replace(' ', '-')}.log")
         self._tell_roles()
 
@@ -283,6 +297,8 @@ class Stack:
             _trim(child.log_path)
             if child.slug in held:
                 child.stop()
+                # It did not die: once it is released, it is started without a pause.
+                child.due_at = time.monotonic()
             elif not child.held_down and not child.running:
                 self._restart(child)
         self._tell_roles()
@@ -328,9 +344,10 @@ def roles_of(data_dir: Path) -> dict[str, int | None]:
 
 def held_roles(data_dir: Path) -> set[str]:
     try:
-        return set(os.listdir(data_dir / "hold"))
+        files = [path for path in (data_dir / "hold").iterdir() if not path.name.startswith(".")]
     except OSError:
         return set()
+    return {path.name.partition("~")[0] for path in files if "~" not in path.name or _is_locked(path)}
 
 
 def hold_role(data_dir: Path, role: str) -> None:
@@ -341,6 +358,32 @@ def hold_role(data_dir: Path, role: str) -> None:
 
 def release_role(data_dir: Path, role: str) -> None:
     (data_dir / "hold" / role).unlink(missing_ok=True)
+
+
+@contextmanager
+def held_while(data_dir: Path, role: str) -> Iterator[None]:
+    """Hold a role while the block runs. A caller that is killed lets go of it by that."""
+    make_private_folder(data_dir / "hold")
+    named = data_dir / "hold" / f"{role}~{secrets.token_hex(4)}"
+    lock = FileLock(named.with_name(f".{named.name}"))
+    lock.share()
+    # Locked before it can be seen: whoever sees it unlocked takes it for a dead caller's.
+    lock.path.rename(named)
+    try:
+        yield
+    finally:
+        named.unlink(missing_ok=True)
+        lock.drop()
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether its holder lives; what a dead one left is removed."""
+    lock = FileLock(path)
+    if not lock.make_exclusive():
+        return True
+    path.unlink(missing_ok=True)
+    lock.drop()
+    return False
 
 
 def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:

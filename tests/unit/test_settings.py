@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engram.gateway.gate import CAPABILITIES
 from engram.kernel.errors import ConfigError
 from engram.kernel.settings import Setting, Settings, default_data_dir, described
 
@@ -27,6 +28,7 @@ BAD: dict[str, list[str]] = {
     "gateway_host": ["   "],
     "gateway_port": ["-1", "65536", "http", "80.0"],
     "gateway_mode": ["HALF", "full-ish"],
+    **{f"skip_{name}": ["yes please", "2", "  "] for name in CAPABILITIES},
     "allowed_hosts": [],
     "allowed_origins": [],
     "max_body_bytes": ["1023", str((1 << 30) + 1), "1MB"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engram.gateway.capabilities import Gatekeeper
 from engram.gateway.evidence import Evidence
 from engram.gateway.governing import Governing
 from engram.gateway.memory_forget import MemoryForget
@@ -28,3 +29,4 @@ class Services:
     governing: Governing
     evidence: Evidence
     notebook: Notebook
+    gatekeeper: Gatekeeper

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import typer
 
-from engram.cli import database, evidence, governance, mcp, memory, outbox, roles, stack, token
+from engram.cli import database, evidence, governance, mcp, memory, outbox, roles, stack, token, verify, why
 
 app = typer.Typer(
     name="engram",
@@ -34,6 +34,8 @@ app.add_typer(waiting, name="outbox")
 
 app.command("up")(stack.up)
 app.command("demo")(stack.demo)
+app.command("hold")(stack.hold)
+app.command("release")(stack.release)
 app.command("serve")(roles.serve)
 app.command("memory-server")(roles.memory_server)
 worker.command("outbox")(roles.worker_outbox)
@@ -48,6 +50,7 @@ app.command("redis-cli", context_settings={"allow_extra_args": True, "ignore_unk
 app.command("store")(memory.store)
 app.command("query")(memory.query)
 app.command("forget")(memory.forget)
+app.command("why")(why.why)
 app.command("report")(governance.report)
 governing.command("show")(governance.show)
 governing.command("set")(governance.set_)
@@ -62,6 +65,7 @@ tokens.command("create")(token.create)
 tokens.command("list")(token.list_)
 tokens.command("revoke")(token.revoke)
 app.command("doctor")(database.doctor)
+app.command("verify")(verify.verify)
 app.command("settings")(database.settings)
 
 

@@ -98,6 +98,13 @@ def _choice(*options: str, fold: Callable[[str], str] = str.lower) -> Parse:
     return parse
 
 
+def _flag(value: str) -> bool:
+    known = {"1": True, "true": True, "0": False, "false": False}
+    if value.strip().lower() not in known:
+        raise ValueError("must be 1 or 0, true or false")
+    return known[value.strip().lower()]
+
+
 def _path(value: str) -> Path:
     try:
         return Path(_text(value)).expanduser().absolute()
@@ -114,6 +121,14 @@ def _key(value: str) -> str:
     if len(value) > 64 or not all(c.isalnum() or c in "._-" for c in value):
         raise ValueError("takes at most 64 letters, digits, dots, dashes and underscores")
     return value
+
+
+def _skip(capability: str) -> Any:
+    """One of the gate's switches; `engram.gateway.gate` says what they are for."""
+    return _setting(
+        f"GATEWAY_SKIP_{capability.upper()}", f"gateway.skip_{capability}", _flag, False,
+        "1", f"Leave {capability} out of the gate: it is neither looked at nor required.",
+    )  # fmt: skip
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -179,6 +194,13 @@ class Settings:
         "GATEWAY_MODE", "gateway.mode", _choice("FULL", "DEGRADED", fold=str.upper), "DEGRADED",
         "FULL", "FULL: every capability must be there for /readyz to say so.",
     )  # fmt: skip
+    skip_database: bool = _skip("database")
+    skip_migrations: bool = _skip("migrations")
+    skip_openmemory: bool = _skip("openmemory")
+    skip_outbox_worker: bool = _skip("outbox_worker")
+    skip_reconcile: bool = _skip("reconcile")
+    skip_evidence_store: bool = _skip("evidence_store")
+    skip_redis: bool = _skip("redis")
     tokens_file: Path | None = _setting(
         "ENGRAM_TOKENS_FILE", "gateway.tokens-file", _path, None,
         "/etc/engram/tokens.toml", "Who may call: hashed tokens with owner and scopes. See `engram token`.",
