@@ -14,10 +14,12 @@ from fastapi.security import HTTPBearer
 from starlette.routing import Route
 
 from engram import __version__
+from engram.api import mcp_server
 from engram.api.authentication import Authenticated
 from engram.api.correlation import Correlated
 from engram.api.errors import install_error_handlers, reply_to
 from engram.api.mcp_mount import McpMount
+from engram.api.openapi import Documented
 from engram.api.routes import operations
 from engram.api.routes.tools import twins
 from engram.api.services import Services
@@ -32,16 +34,20 @@ _TOKEN_IN_DOCS = Security(HTTPBearer(auto_error=False, description="See `engram 
 
 
 def create_app(
-    settings: Settings, open_services: OpenServices, *, tokens: TokensFile | None = None
+    settings: Settings,
+    open_services: OpenServices,
+    *,
+    tokens: TokensFile | None = None,
+    serve: mcp_server.Serve = mcp_server.server,
 ) -> FastAPI:
-    app = FastAPI(
+    app = Documented(
         title="engram",
         version=__version__,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
         dependencies=[] if tokens is None else [_TOKEN_IN_DOCS],
     )
-    mount = McpMount(lambda: app.state.services, max_body_bytes=settings.max_body_bytes)
+    mount = McpMount(lambda: app.state.services, max_body_bytes=settings.max_body_bytes, serve=serve)
     app.router.lifespan_context = _lifespan(open_services, mount)
     app.include_router(twins())
     app.include_router(operations.routes)

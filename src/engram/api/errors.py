@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 
 from engram.kernel import correlation
 from engram.kernel.errors import (
@@ -26,6 +28,7 @@ from engram.kernel.logs import fields
 
 log = logging.getLogger(__name__)
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BY_STATUS = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.REQUEST_REFUSED}
 
 
@@ -66,7 +69,7 @@ def reply_to(error: EngramError) -> JSONResponse:
 
 def invalid_arguments(error: ValidationError | RequestValidationError) -> InputError:
     """Names each wrong field; never repeats the value, which may be private."""
-    problems = {_field(e["loc"]): e["msg"] for e in error.errors()}
+    problems = {_field(e): e["msg"] for e in error.errors()}
     said = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     return InputError(f"invalid arguments: {said}", fields=problems)
 
@@ -88,9 +91,20 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _BY_STATUS.get(error.status_code, ErrorCode.REQUEST_REFUSED)
-        return JSONResponse(envelope(code, str(error.detail)), error.status_code, headers=error.headers)
+        headers = {"Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        return JSONResponse(envelope(code, str(error.detail)), error.status_code, headers=headers)
 
 
-def _field(location: tuple[int | str, ...]) -> str:
+def _allowed(request: Request) -> str:
+    """Every method that the path takes: two routes may share one, and each knows only its own."""
+    routes = request.app.routes
+    asked = [(method, {**request.scope, "method": method}) for method in METHODS]
+    taken = [m for m, scope in asked if any(route.matches(scope)[0] is Match.FULL for route in routes)]
+    return ", ".join(taken)
+
+
+def _field(problem: Mapping[str, Any]) -> str:
+    """What is no JSON at all is located by its character; that is no field."""
+    location = () if problem["type"] == "json_invalid" else problem["loc"]
     named = [str(part) for part in location if part != "body"]
     return ".".join(named) or "body"

@@ -28,12 +28,21 @@ from engram.kernel.errors import EngramError, InputError
 
 
 class McpMount:
-    """The ASGI endpoint of `/mcp`. `run` must be entered for as long as it serves."""
+    """The ASGI endpoint of `/mcp`. `run` must be entered for as long as it serves.
 
-    def __init__(self, services: Callable[[], Services], *, max_body_bytes: int) -> None:
+    `serve` makes the SDK's server; the conformance tests give one that serves their fixtures too.
+    """
+
+    def __init__(
+        self,
+        services: Callable[[], Services],
+        *,
+        max_body_bytes: int,
+        serve: mcp_server.Serve = mcp_server.server,
+    ) -> None:
         self._services = services
         self._manager = StreamableHTTPSessionManager(
-            app=mcp_server.server(self._call_tool),
+            app=serve(self._call_tool),
             json_response=True,
             stateless=True,
             max_request_body_size=max_body_bytes,
@@ -45,6 +54,7 @@ class McpMount:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = _trimmed(scope)
         if scope["method"] != "POST":
             await self._manager.handle_request(scope, receive, send)
             return
@@ -68,6 +78,11 @@ class McpMount:
         caller = caller_of(context.request.scope)
         answer = await call(self._services(), params.name, params.arguments, caller)
         return mcp_server.succeeded(answer.body)
+
+
+def _trimmed(scope: Scope) -> Scope:
+    """White space around a header's value is no part of it; the parser leaves what follows it."""
+    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
 
 
 def _bare_call(body: bytes) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ INSTRUCTIONS = (
 )
 
 Perform = Callable[[Any, types.CallToolRequestParams], Awaitable[types.CallToolResult]]
+Serve = Callable[[Perform], Server[Any]]
 
 
 def server(perform: Perform) -> Server[Any]:

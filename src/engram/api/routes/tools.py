@@ -12,6 +12,7 @@ from engram.api.caller import caller_of
 from engram.api.errors import ErrorReply
 from engram.api.services import Services
 from engram.api.tools import TOOLS, Arguments, Tool, WriteArguments, perform
+from engram.api.tools.base import KEY_SHAPE
 from engram.kernel.errors import InputError
 
 FAILURES: dict[int | str, dict[str, Any]] = {
@@ -50,7 +51,8 @@ def _writing(tool: Tool) -> Callable[..., Awaitable[Response]]:
         return await run(request, tool, _with_key(asked, idempotency_key))
 
     route.__annotations__["asked"] = Annotated[tool.arguments, Body()]
-    route.__annotations__["idempotency_key"] = Annotated[str | None, Header(alias="Idempotency-Key")]
+    key = Header(alias="Idempotency-Key", json_schema_extra=KEY_SHAPE)
+    route.__annotations__["idempotency_key"] = Annotated[str | None, key]
     return route
 
 

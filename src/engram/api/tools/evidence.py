@@ -40,9 +40,7 @@ class UploadArguments(WriteArguments):
 
 
 class ReadArguments(Arguments):
-    uri: str = Field(
-        description=f"{ATTACHMENT_FORM}, as evidence_upload gave it.", max_length=MAX_LENGTH
-    )
+    uri: str = Field(description=f"{ATTACHMENT_FORM}, as evidence_upload gave it.", max_length=MAX_LENGTH)
     offset: int = Field(default=0, ge=0, lt=1 << 63, description="The first byte wanted.")
     max_bytes: int = Field(
         default=DEFAULT_READ_BYTES,
