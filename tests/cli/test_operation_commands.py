@@ -1,77 +1,22 @@
-"""`engram report`, `governance`, `evidence`, `outbox` and `forget`, as an operator types them."""
+"""`engram report`, `governance`, `evidence` and `forget`, as an operator types them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from engram.assembly import build_app
-from engram.cli import app
 from engram.cli.memory import call_tool
-from engram.kernel.errors import EngramError, InputError, NotFound
-from engram.kernel.settings import Settings, described
-from engram.logbook import governance, outbox
-from engram.logbook.config import Config
-from engram.logbook.outbox import Dead
-from engram.postgres.pool import connect
+from engram.kernel.errors import EngramError, InputError
 from support.backend import Backend
 from support.faults import Fault, Order
 from support.processes import environment, run_engram
-from support.serving import serving
 
 Engram = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable or file of this machine speaks in."""
-    for _, setting in described():
-        monkeypatch.delenv(setting.env, raising=False)
-    monkeypatch.setenv("ENGRAM_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def gateway(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with serving(build_app(settings)) as url:
-        monkeypatch.setenv("GATEWAY_PORT", str(urlsplit(url).port))
-        yield url
-
-
-@pytest.fixture
-def database(dsn: str, config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv("POSTGRES_DSN", dsn)
-    return config
-
-
-@pytest.fixture
-def engram() -> Engram:
-    """The command; it must end well, or as `code` says."""
-
-    def run(*arguments: str, code: int = 0, **more: object) -> Result:
-        result = CliRunner().invoke(app, list(arguments), **more)
-        if isinstance(result.exception, EngramError):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return run
-
-
-def dead_rows(config: Config, *texts: str) -> list[int]:
-    """Rows that a worker gave up, as it gives them up."""
-    ids = [outbox.enqueue_memory(text, "team:a", config=config) for text in texts]
-    claimed = outbox.claim_outbox("w", len(ids), 60, config)
-    outbox.dead_many(
-        "w", [Dead(row["outbox_id"], row["lease_token"], "refused: 422") for row in claimed], config
-    )
-    return ids
 
 
 def test_the_report_is_readable_and_exact(engram: Engram, gateway: str, backend: Backend) -> None:
@@ -181,79 +126,6 @@ def test_a_memory_is_forgotten(engram: Engram, gateway: str) -> None:
     assert call_tool("memory_query", {"query": "fact"}, gateway)["results"] == []
     with pytest.raises(EngramError, match="either memory_id or outbox_id"):
         engram("forget")
-
-
-def test_the_outbox_is_listed_by_its_marks(engram: Engram, database: Config, dsn: str) -> None:
-    (dead,) = dead_rows(database, "Given up.")
-    waiting = outbox.enqueue_memory("Waiting\nfor the server.", "team:a", config=database)
-    other = outbox.enqueue_memory("Elsewhere.", "private:ada", config=database)
-    with connect(dsn) as connection:
-        connection.execute(
-            "UPDATE logbook.outbox_memory SET created_at = now() - interval '2 hours' WHERE outbox_id = %s",
-            [waiting],
-        )
-
-    def listed(*arguments: str) -> list[int]:
-        lines = engram("outbox", "list", "--json", *arguments).stdout.splitlines()
-        return [json.loads(line)["outbox_id"] for line in lines]
-
-    assert listed() == [dead, waiting, other]
-    assert listed("--status", "dead") == [dead]
-    assert listed("--space", "private:ada") == [other]
-    assert listed("--older-than", "1h") == [waiting]
-    assert listed("--text", "ELSEWHERE") == [other]
-    assert listed("--limit", "1") == [dead]
-    table = engram("outbox", "list").stdout.splitlines()
-    assert [line.split()[:2] for line in table[1:]] == [
-        [str(dead), "dead"], [str(waiting), "pending"], [str(other), "pending"],
-    ]  # fmt: skip
-    assert "refused: 422" in table[1]
-    assert "Waiting for the server." in table[2]
-    engram("outbox", "list", "--status", "gone", code=2)
-    engram("outbox", "list", "--older-than", "old", code=2)
-
-
-def test_one_row_is_shown_with_its_audits(engram: Engram, database: Config) -> None:
-    (dead,) = dead_rows(database, "Given up.")
-    shown = engram("outbox", "show", str(dead)).output
-    assert "last_error           refused: 422" in shown
-    assert "reject    outbox_flush_dead" in shown
-    assert shown.endswith("text\nGiven up.\n")
-    with pytest.raises(NotFound):
-        engram("outbox", "show", "999")
-
-
-def test_requeueing_says_what_became_of_each(engram: Engram, database: Config) -> None:
-    one, two = dead_rows(database, "One.", "Two.")
-    pending = outbox.enqueue_memory("Two.", "team:a", config=database)
-    result = engram("outbox", "requeue", str(one), str(two), str(pending), "999", code=1)
-    told = dict(line.split(": ", 1) for line in result.stdout.splitlines())
-    fresh = int(told[str(one)].rpartition(" ")[2])
-    assert told[str(two)] == f"{pending} has the same content already"
-    assert told[str(pending)] == told["999"] == "there is no dead row of this id that may be sent"
-    assert result.stderr == "1 requeued, 1 there already, 2 not dead\n"
-    row = outbox.get(fresh, database)
-    assert row is not None
-    assert (row["status"], row["requeued_from"], row["payload_md"]) == ("pending", one, "One.")
-    assert [a["reason"] for a in governance.audits_of_outbox(fresh, database)] == ["outbox_requeued"]
-
-
-def test_all_that_is_dead_is_requeued_once_however_many(
-    engram: Engram, database: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engram.cli.outbox.PAGE", 3)
-    ids = dead_rows(database, *(f"fact {n}" for n in range(8)))
-    result = engram("outbox", "requeue", "--all-dead")
-    assert [int(line.partition(":")[0]) for line in result.stdout.splitlines()] == ids
-    assert len(outbox.list_rows("pending", config=database)) == 8
-    again = engram("outbox", "requeue", "--all-dead")
-    assert again.stderr == "0 requeued, 8 there already, 0 not dead\n"
-    assert len(outbox.list_rows("pending", config=database)) == 8
-
-
-@pytest.mark.parametrize("arguments", [[], ["1", "--all-dead"]], ids=["nothing", "both"])
-def test_what_to_requeue_must_be_said(engram: Engram, database: Config, arguments: list[str]) -> None:
-    engram("outbox", "requeue", *arguments, code=2)
 
 
 def test_without_a_gateway_or_a_database_each_says_what_to_start(tmp_path: Path) -> None:
