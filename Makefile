@@ -26,6 +26,7 @@ verify-unified: $(VENV)/run.stamp ## Ask the gate; VERIFY_FULL=1 also tests a fa
 test: lint test-only ## Install what is needed, check the code, run the tests
 
 test-only: $(VENV)/dev.stamp
+	@$(BIN)/python tests/support/node.py install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/dev.stamp ## Style, types, import rules

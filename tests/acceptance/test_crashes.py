@@ -169,7 +169,12 @@ def test_a_worker_killed_anywhere_delivers_everything_once(
     assert sorted(server.contents()) == [f"fact {n}" for n in range(5)]
 
 
-@pytest.mark.parametrize("stored_anew", [False, True], ids=["forgotten", "stored-anew"])
+@pytest.mark.parametrize(
+    ("server", "stored_anew"),
+    [("embedded", False), ("plain", True)],
+    indirect=["server"],
+    ids=["embedded-forgotten", "plain-stored-anew"],
+)
 @pytest.mark.parametrize("name", OF_FORGETTING)
 def test_a_gateway_killed_anywhere_in_a_forget_leaves_it_whole_or_gone(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str, stored_anew: bool

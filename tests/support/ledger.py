@@ -77,10 +77,10 @@ class Ledger:
                 continue
             if action in ("allow", "redirect", "deferred") and entry["text"] not in kept:
                 wrong.append(f"{entry['text']!r} was answered {action} and is not there")
-        return wrong + _invariants(dsn, kept)
+        return wrong + _invariants(dsn, kept, sent)
 
 
-def _invariants(dsn: str, kept: Counter[str]) -> list[str]:
+def _invariants(dsn: str, kept: Counter[str], sent: set[str]) -> list[str]:
     with connect(dsn) as connection:
         audits = connection.execute("SELECT action, status FROM governance.write_audit").fetchall()
         outbox = connection.execute("SELECT status, payload_md FROM logbook.outbox_memory").fetchall()
@@ -93,7 +93,8 @@ def _invariants(dsn: str, kept: Counter[str]) -> list[str]:
     wrong += [f"an outbox row is still pending: {o}" for o in outbox if o["status"] == "pending"]
     live = [m for m in memories if m["state"] != "forgotten"]
     wrong += [f"{m['payload_md']!r} is {m['state']}, not stored" for m in live if m["state"] != "stored"]
-    wrong += [f"{m['payload_md']!r} is stored and not there" for m in live if m["payload_md"] not in kept]
+    ours = [m["payload_md"] for m in live if m["payload_md"] in sent]
+    wrong += [f"{text!r} is stored and not there" for text in ours if text not in kept]
     known = {m["payload_md"] for m in live}
     wrong += [f"engram does not know {text!r}" for text in kept if text not in known]
     return wrong
