@@ -276,9 +276,8 @@ def test_a_schema_that_is_behind_is_not_migrated_unasked(
 
 def test_make_has_the_specifications_own_name_for_it() -> None:
     def last_line(*more: str) -> str:
-        done = subprocess.run(
-            ["make", "-n", "verify-unified", *more], cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        command = ["make", "--no-print-directory", "-n", "verify-unified", *more]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return done.stdout.strip().splitlines()[-1]
 
     assert last_line("VERIFY_FULL=1").endswith("engram verify --full")

@@ -577,6 +577,10 @@ async def test_a_hundred_rows_and_one_that_the_server_will_never_take(
             "INSERT INTO logbook.outbox_memory (target_space, payload_sha, payload_md) VALUES (%s, %s, %s)",
             [SPACE, payload_sha(poison), poison],
         )
+        connection.execute(
+            "INSERT INTO logbook.memories (target_space, payload_sha, payload_md, state, outbox_id)"
+            " SELECT target_space, payload_sha, payload_md, 'parked', outbox_id FROM logbook.outbox_memory"
+        )
     await db.run(outbox.enqueue_many.query([(f"fact {n}", SPACE) for n in range(99)]))
     counts = await worker.drain()
     assert (counts.claimed, counts.sent, counts.dead, counts.handed_back) == (100, 99, 1, 0)
