@@ -146,7 +146,7 @@ async def test_a_statement_is_committed_when_it_returns(run: Run, observer: psyc
     busy = observer.execute(
         "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'engram'"
     ).fetchall()
-    assert {row["state"] for row in busy} == {"idle"}
+    assert {row["state"] for row in busy} <= {"idle", None}, "None: still connecting"
 
 
 async def test_a_statement_is_done_or_it_is_not(run: Run, observer: psycopg.Connection[Row]) -> None:
@@ -290,7 +290,7 @@ async def test_a_message_does_not_repeat_the_data(run: Run, observer: psycopg.Co
     assert "a private thing" not in str(error)
 
 
-async def test_one_failure_replaces_every_broken_connection(
+async def test_connections_that_broke_while_idle_are_replaced_and_nobody_notices(
     pools: Pools, observer: psycopg.Connection[Row]
 ) -> None:
     run = pools(max_size=4)
@@ -299,9 +299,6 @@ async def test_one_failure_replaces_every_broken_connection(
     assert len(before) > 1
     assert terminated(observer) >= len(before)
 
-    error = await failing(run, query("SELECT 1"))
-    assert type(error) is DatabaseUnavailable
-    assert error.retryable
     after = await asyncio.gather(*(run(asked) for _ in range(8)))
     assert not before & set(after)
 

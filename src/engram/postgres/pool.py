@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import select
+import time
+from collections.abc import Callable
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -21,6 +23,7 @@ STATEMENT_TIMEOUT_MS = 15_000
 LOCK_TIMEOUT_MS = 5_000
 IDLE_IN_TRANSACTION_MS = 30_000
 WAIT_FOR_CONNECTION_SECONDS = 5.0
+CLEAR_AT_MOST_EVERY_SECONDS = 1.0
 
 _SESSION = (
     f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
@@ -79,40 +82,71 @@ def _has_spoken(connection: psycopg.Connection[Row] | psycopg.AsyncConnection[Ro
     return bool(watch.poll(0))
 
 
-def _check(connection: psycopg.Connection[Row]) -> None:
-    """Refuse a connection that broke while it was idle; costs a microsecond when it did not."""
-    if _has_spoken(connection):
-        ConnectionPool.check_connection(connection)
+class _Checks:
+    """Refuses connections that broke while they were idle; costs a microsecond when none did.
 
+    One that broke is seldom alone: the server went away, and the pool is full of
+    others like it. Left to itself the pool tries them one by one and waits ever
+    longer in between. So the first one clears out all of them.
+    """
 
-async def _async_check(connection: psycopg.AsyncConnection[Row]) -> None:
-    if _has_spoken(connection):
-        await AsyncConnectionPool.check_connection(connection)
+    def __init__(self) -> None:
+        self._cleared_at = float("-inf")
+
+    def _is_first(self) -> bool:
+        now = time.monotonic()
+        if now - self._cleared_at < CLEAR_AT_MOST_EVERY_SECONDS:
+            return False
+        self._cleared_at = now
+        return True
+
+    def blocking(self, pool: Callable[[], SyncPool], connection: psycopg.Connection[Row]) -> None:
+        if not _has_spoken(connection):
+            return
+        try:
+            ConnectionPool.check_connection(connection)
+        except psycopg.Error:
+            if self._is_first():
+                pool().drain()
+            raise
+
+    async def waiting(self, pool: Callable[[], AsyncPool], connection: psycopg.AsyncConnection[Row]) -> None:
+        if not _has_spoken(connection):
+            return
+        try:
+            await AsyncConnectionPool.check_connection(connection)
+        except psycopg.Error:
+            if self._is_first():
+                await pool().drain()
+            raise
 
 
 def sync_pool(dsn: str, *, max_size: int = 8, application_name: str = "engram") -> SyncPool:
-    return ConnectionPool(
+    checks = _Checks()
+    pool: SyncPool = ConnectionPool(
         bounded(dsn, application_name=application_name),
         connection_class=psycopg.Connection[Row],
         kwargs=_CONNECT,
-        check=_check,
+        check=lambda connection: checks.blocking(lambda: pool, connection),
         min_size=1,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
         reconnect_timeout=WAIT_FOR_CONNECTION_SECONDS,
         open=True,
     )
+    return pool
 
 
 def async_pool(
     dsn: str, *, min_size: int = 1, max_size: int = 16, application_name: str = "engram"
 ) -> AsyncPool:
     """Not open yet: `async with` it, or `await pool.open()`, inside the event loop."""
-    return AsyncConnectionPool(
+    checks = _Checks()
+    pool: AsyncPool = AsyncConnectionPool(
         bounded(dsn, application_name=application_name),
         connection_class=psycopg.AsyncConnection[Row],
         kwargs=_CONNECT,
-        check=_async_check,
+        check=lambda connection: checks.waiting(lambda: pool, connection),
         min_size=min_size,
         max_size=max_size,
         timeout=WAIT_FOR_CONNECTION_SECONDS,
@@ -120,3 +154,4 @@ def async_pool(
         max_waiting=1000,
         open=False,
     )
+    return pool
