@@ -42,7 +42,7 @@ from engram.logbook.artifacts import LocalArtifacts
 from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.migrations import Migration, load_migrations, migrate, pending
-from engram.postgres.notify import Listener, running
+from engram.postgres.notify import Listener, Notifier, running
 from engram.postgres.pool import async_pool
 from engram.web.guards import is_loopback
 from engram.web.sockets import bound, free_port
@@ -143,7 +143,11 @@ def tokens_of(settings: Settings) -> TokensFile | None:
 
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
-    async with open_executor(settings, "engram-gateway") as db, open_client(settings) as client:
+    async with (
+        open_executor(settings, "engram-gateway") as db,
+        open_client(settings) as client,
+        running(Notifier(db, outbox.CHANNEL)) as notifier,
+    ):
         project = settings.project_key
         placement = Placement(db, project)
         yield Services(
@@ -151,7 +155,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             db=db,
             client=client,
             idempotency=IdempotencyService(db, ttl_seconds=settings.idempotency_ttl_seconds),
-            store=MemoryStore(db, client, settings),
+            store=MemoryStore(db, client, settings, on_parked=notifier.poke),
             query=MemoryQuery(db, client, settings),
             forget=MemoryForget(db, Eraser(db, client), settings),
             governing=Governing(db, project),

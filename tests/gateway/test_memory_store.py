@@ -7,10 +7,12 @@ from collections import Counter
 
 import pytest
 
+from engram.assembly import open_services, outbox_wake_ups
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.store_reply import StoreRequest
 from engram.kernel.content import payload_sha
 from engram.kernel.errors import AuditWriteFailed, InputError, OutboxEnqueueFailed
+from engram.kernel.settings import Settings
 from engram.logbook import erasures, governance, memories, outbox
 from engram.logbook.config import Config
 from engram.postgres.executors import AsyncExecutor
@@ -127,6 +129,20 @@ async def test_another_database_on_the_same_memory_server_is_not_taken_for_this_
             reply = await MemoryStore(AsyncExecutor(pool), client, settings).store(asked("second"))
     assert reply.action == "allow"
     assert sorted(backend.contents()) == ["first", "second"]
+
+
+async def test_the_worker_is_told_of_a_parked_write_and_of_no_other(backend, settings: Settings) -> None:
+    async with open_services(settings) as services, outbox_wake_ups(settings) as heard:
+        async with asyncio.timeout(5):
+            await heard.wait()
+        heard.clear()
+        await services.store.store(asked("stored"))
+        await asyncio.sleep(0.2)
+        assert not heard.is_set()
+        backend.faults.fail(Order(Fault.STATUS, 401))
+        assert (await services.store.store(asked("parked"))).action == "deferred"
+        async with asyncio.timeout(5):
+            await heard.wait()
 
 
 async def test_a_dead_server_parks_the_write(store: MemoryStore, client, dsn: str) -> None:

@@ -11,6 +11,7 @@ leave it half done.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -47,9 +48,17 @@ WAIT_MS = (50, 250)
 
 
 class MemoryStore:
-    def __init__(self, db: AsyncExecutor, client: OpenMemoryClient, settings: Settings) -> None:
+    def __init__(
+        self,
+        db: AsyncExecutor,
+        client: OpenMemoryClient,
+        settings: Settings,
+        *,
+        on_parked: Callable[[], None] = lambda: None,
+    ) -> None:
         self._db = db
         self._client = client
+        self._on_parked = on_parked
         self._project = settings.project_key
         self._deadline = settings.store_deadline_seconds
         self._looks = max(1, int(self._deadline * 1000 / TWIN_POLL_MS[1]))
@@ -200,6 +209,7 @@ class MemoryStore:
             failpoint("memory_store.after_final")
             if parked is None:
                 return await self._as_it_is(request, write, decision, begun)
+        self._on_parked()
         return store_reply.parked(request, write, decision, parked, error)
 
     async def _as_it_is(
