@@ -6,6 +6,7 @@ the test touches more than rows (a module says so by overriding `dsn`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from engram.embedded import EmbeddedPostgres
 from engram.memory.app import create_app
 from engram.memory.server import prepare
 from engram.postgres.pool import connect
+from engram.search.embeddings import Embedder
 
 TEMPLATE = "memory_template"
 _numbers = itertools.count(1)
@@ -88,18 +90,41 @@ Connect = Callable[..., AbstractAsyncContextManager[httpx2.AsyncClient]]
 def connecting_to(dsn: str) -> Connect:
     @asynccontextmanager
     async def running(
-        api_keys: Mapping[str, str] | None = None, allowed_hosts: tuple[str, ...] = ()
+        api_keys: Mapping[str, str] | None = None,
+        allowed_hosts: tuple[str, ...] = (),
+        embedder: Embedder | None = None,
     ) -> AsyncIterator[httpx2.AsyncClient]:
-        app = create_app(dsn, api_keys, allowed_hosts)
+        app = create_app(dsn, api_keys, allowed_hosts, embedder=embedder)
         # Unexpected errors are re-raised for the log after the reply: look at the reply.
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         async with (
             app.router.lifespan_context(app),
             httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
         ):
+            await settled(client)
             yield client
 
     return running
+
+
+async def vectors_of(client: httpx2.AsyncClient) -> str:
+    return str((await client.get("/health")).json().get("vectors"))
+
+
+async def settled(client: httpx2.AsyncClient) -> None:
+    """The model is loaded, or will not be: the server searches as it will go on to."""
+    await until(lambda: _is_settled(client))
+
+
+async def _is_settled(client: httpx2.AsyncClient) -> bool:
+    return await vectors_of(client) != "starting"
+
+
+async def until(holds: Callable[[], Awaitable[bool]], *, within: float = 20.0) -> None:
+    """Like `eventually`, inside the event loop."""
+    async with asyncio.timeout(within):
+        while not await holds():
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -129,6 +154,18 @@ async def refused(refusing: Connect) -> AsyncIterator[httpx2.AsyncClient]:
         yield client
 
 
+_SERVE = """
+import sys
+from engram.kernel import logs
+from engram.kernel.failpoints import arm_from_environment
+from engram.memory.server import serve
+
+logs.configure("info", "json")
+arm_from_environment()
+serve(sys.argv[1], "127.0.0.1", int(sys.argv[2]), api_key=sys.argv[3] or None)
+"""
+
+
 @dataclass
 class Server:
     """The memory server as a process of its own."""
@@ -136,6 +173,8 @@ class Server:
     dsn: str
     api_key: str | None = None
     port: int = field(default_factory=lambda: _free_port())
+    failpoint: str = ""
+    log: str = os.devnull
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -143,12 +182,13 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def launch(self) -> subprocess.Popen[bytes]:
-        code = "import sys; from engram.memory.server import serve; serve(sys.argv[1], '127.0.0.1', int(sys.argv[2]), api_key=sys.argv[3] or None)"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, self.dsn, str(self.port), self.api_key or ""],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, self.dsn, str(self.port), self.api_key or ""],
+                env={**os.environ, "ENGRAM_FAILPOINT": self.failpoint},
+                stdout=log,
+                stderr=log,
+            )
         return self.process
 
     def start(self) -> Server:
@@ -160,6 +200,9 @@ class Server:
         with contextlib.suppress(httpx2.TransportError):
             return httpx2.get(f"{self.url}/health", timeout=10).status_code
         return None
+
+    def told(self) -> dict[str, Any]:
+        return dict(httpx2.get(f"{self.url}/health", timeout=10).json())
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> int:
         assert self.process is not None
@@ -198,6 +241,11 @@ def eventually(holds: Callable[[], bool], *, within: float = 20.0) -> None:
     while not holds():
         assert time.monotonic() < give_up, "it did not come true in time"
         time.sleep(0.02)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., Awaitable[None]]:
+    return until
 
 
 @pytest.fixture(name="eventually")

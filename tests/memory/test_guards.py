@@ -20,6 +20,7 @@ async def test_a_key_is_needed_when_there_are_keys(refusing):
             ("POST", "/memory/query"),
             ("GET", "/memory/all"),
             ("GET", "/memory/7"),
+            ("PATCH", "/memory/7"),
             ("DELETE", "/memory/7"),
         ]:
             for headers, status, error in [
@@ -141,3 +142,4 @@ async def test_an_unknown_path_or_method_is_told_in_the_same_shape(refused):
 async def test_the_routes_are_described(refused):
     paths = (await refused.get("/openapi.json")).json()["paths"]
     assert set(paths) == {"/memory/add", "/memory/query", "/memory/all", "/memory/{memory_id}", "/health"}
+    assert set(paths["/memory/{memory_id}"]) == {"get", "patch", "delete"}

@@ -106,6 +106,7 @@ def schemas(postgres_server: EmbeddedPostgres) -> Iterator[dict[str, psycopg.Con
             dsn = postgres_server.dsn(f"sqlfile_{name}")
             migrate(dsn)
             connections[name] = held.enter_context(connect(dsn))
+        connections["memory"].execute("SELECT use_vectors('a model', 8)")
         yield connections
 
 

@@ -18,6 +18,9 @@ BAD: dict[str, list[str]] = {
     "data_dir": ["   "],
     "postgres_dsn": ["   ", "hunter2-localhost", "mysql://root:hunter2@db/x"],
     "memory_dsn": ["hunter2-localhost", "https://hunter2@db/x"],
+    "embeddings_url": ["hunter2", "ftp://hunter2"],
+    "embeddings_key": ["  "],
+    "embeddings_model": ["  "],
     "redis_url": ["hunter2", "http://:hunter2@cache"],
     "openmemory_base_url": ["localhost:8080", "ftp://memory", "  "],
     "openmemory_api_key": ["   "],
@@ -136,6 +139,8 @@ def test_secrets_are_not_in_the_repr() -> None:
         "OPENMEMORY_BASE_URL": "https://u:hunter2@memory.internal",
         "ENGRAM_TOKEN": "engram_hunter2",
         "ENGRAM_ALERT_WEBHOOK_URL": "https://hooks.internal/hunter2",
+        "ENGRAM_EMBEDDINGS_URL": "https://u:hunter2@api.internal/v1/embeddings",
+        "ENGRAM_EMBEDDINGS_KEY": "sk-hunter2",
     }
     assert set(secrets) == {SETTINGS[name].env for name in SECRETS}
     loaded = load(**secrets)

@@ -60,18 +60,22 @@ def memory_server() -> None:
     from engram import assembly
     from engram.embedded import EmbeddedPostgres
     from engram.memory.server import serve as serve_memory
+    from engram.search.embeddings import embedder_for
 
     settings = prepared()
     key = settings.openmemory_api_key or assembly.memory_api_key(settings.data_dir)
     port = assembly.memory_port(settings.data_dir)
+    embedder = embedder_for(settings.embeddings_url, settings.embeddings_key, settings.embeddings_model)
+
+    def serve_from(dsn: str) -> None:
+        serve_memory(dsn, "127.0.0.1", port, api_key=key, instance=settings.instance, embedder=embedder)
+
     if settings.memory_dsn:
-        serve_memory(settings.memory_dsn, "127.0.0.1", port, api_key=key, instance=settings.instance)
+        serve_from(settings.memory_dsn)
         return
     with EmbeddedPostgres(settings.data_dir, on_progress=_told) as postgres:
         postgres.ensure_database(assembly.MEMORY_DATABASE)
-        serve_memory(
-            postgres.dsn(assembly.MEMORY_DATABASE), "127.0.0.1", port, api_key=key, instance=settings.instance
-        )
+        serve_from(postgres.dsn(assembly.MEMORY_DATABASE))
 
 
 def worker_outbox(

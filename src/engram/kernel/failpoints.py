@@ -36,6 +36,7 @@ FAILPOINTS: dict[str, str] = {
     "outbox_worker.after_renew": "leases are renewed, none of the rows is delivered",
     "outbox_worker.after_call": "the memory server has the memory, the row is not settled",
     "outbox_worker.after_settle": "rows and their audits are settled, the batch is not over",
+    "vectors.after_fill": "a batch of memories has its vectors, others still wait for theirs",
 }
 
 

@@ -154,6 +154,20 @@ class Settings:
         "postgresql://engram@db.internal/engram_memory", "The embedded memory server's own database.",
         secret=True,
     )  # fmt: skip
+    embeddings_url: str | None = _setting(
+        "ENGRAM_EMBEDDINGS_URL", "embeddings.url", _url("http", "https"), None,
+        "https://api.internal/v1/embeddings",
+        "An OpenAI-compatible service that makes the vectors, instead of the model that comes with engram.",
+        secret=True,
+    )  # fmt: skip
+    embeddings_key: str | None = _setting(
+        "ENGRAM_EMBEDDINGS_KEY", "embeddings.key", _text, None,
+        "sk-…", "Sent to that service as a bearer token.", secret=True,
+    )  # fmt: skip
+    embeddings_model: str = _setting(
+        "ENGRAM_EMBEDDINGS_MODEL", "embeddings.model", _text, "text-embedding-3-small",
+        "text-embedding-3-small", "Which of that service's models; another one means new vectors for everything.",
+    )  # fmt: skip
     redis_url: str | None = _setting(
         "REDIS_URL", "redis.url", _url("redis", "rediss", "unix"), None,
         "redis://cache.internal:6379/0", "Your Redis instead of the embedded one.", secret=True,

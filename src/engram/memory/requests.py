@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,17 @@ MAX_TAG = 300  # the space is part of an index entry, which PostgreSQL bounds at
 MAX_K = 100
 MAX_PAGE = 1000
 _MAX_OFFSET = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_MILLISECONDS = 253_402_300_799_000  # the end of the year 9999
+# Every memory is of this sector, and its salience is 1: see `app`.
+SECTOR = "semantic"
+SALIENCE = 1.0
+
+# OpenMemory's names and ours; a filter that is not understood is refused, for
+# without it the answer would hold what was to be left out.
+FILTERS = frozenset(
+    {"tags", "metadata", "since", "until", "startTime", "endTime", "sector", "min_score", "user_id"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +46,31 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What is None stays as it is."""
+
+    content: str | None
+    tags: list[str] | None
+    metadata: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What a match must have: all the tags, these entries of metadata, an arrival in this time."""
+
+    tags: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    nothing: bool = False
+    """No memory passes: another sector, or a salience that none has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
     query: str
     k: int
-    tags: list[str]
+    filters: Filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +91,52 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def read_add(body: Mapping[str, Any], key: str | None, tenant: str) -> Add:
     fields = _Fields(body)
-    content = fields.text("content", MAX_CONTENT)
-    if isinstance(body.get("content"), str) and not content.strip():
-        fields.refuse("content", "must not be empty")
-    add = Add(content, fields.tags("tags"), fields.mapping("metadata"), key)
+    add = Add(fields.content("content"), fields.tags("tags"), fields.mapping("metadata"), key)
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         fields.refuse("Idempotency-Key", f"must have 1 to {MAX_KEY} printable characters")
     fields.done(tenant)
     return add
 
 
+def read_change(body: Mapping[str, Any], tenant: str) -> Change:
+    fields = _Fields(body)
+    given = {name for name in ("content", "tags", "metadata") if body.get(name) is not None}
+    if not given:
+        fields.refuse("body", "must have content, tags or metadata")
+    change = Change(
+        content=fields.content("content") if "content" in given else None,
+        tags=fields.tags("tags") if "tags" in given else None,
+        metadata=fields.mapping("metadata") if "metadata" in given else None,
+    )
+    fields.done(tenant)
+    return change
+
+
 def read_search(body: Mapping[str, Any], tenant: str) -> Search:
     fields = _Fields(body)
     query, k = fields.text("query", MAX_CONTENT), fields.integer("k", 8, 1, MAX_K)
-    filters = _Fields(fields.mapping("filters"), prefix="filters.", problems=fields.problems)
-    search = Search(query, k, filters.tags("tags"))
-    filters.done(tenant)
+    given = fields.mapping("filters")
+    inside = _Fields(given, prefix="filters.", problems=fields.problems)
+    for name in set(given) - FILTERS:
+        inside.refuse(name, f"is not a filter; there are {', '.join(sorted(FILTERS))}")
+    search = Search(query, k, _filters(inside, given))
+    inside.done(tenant)
     return search
+
+
+def _filters(fields: _Fields, given: Mapping[str, Any]) -> Filters:
+    since, until = fields.moment("since"), fields.moment("until")
+    start, end = fields.moment("startTime"), fields.moment("endTime")
+    sector, salience = given.get("sector"), fields.number("min_score")
+    if sector is not None and not isinstance(sector, str):
+        fields.refuse("sector", "must be a string")
+    return Filters(
+        tags=fields.tags("tags"),
+        metadata=fields.mapping("metadata") or None,
+        since=since or start,
+        until=until or end,
+        nothing=sector not in (None, SECTOR) or (salience is not None and salience > SALIENCE),
+    )
 
 
 def read_page(params: Mapping[str, str], tenant: str) -> Page:
@@ -109,6 +171,12 @@ class _Fields:
     def refuse(self, name: str, problem: str) -> None:
         self.problems.setdefault(self._prefix + name, problem)
 
+    def content(self, name: str) -> str:
+        value = self.text(name, MAX_CONTENT)
+        if isinstance(self._values.get(name), str) and not value.strip():
+            self.refuse(name, "must not be empty")
+        return value
+
     def text(self, name: str, longest: int) -> str:
         value = self._values.get(name)
         if not isinstance(value, str):
@@ -127,6 +195,19 @@ class _Fields:
             self.refuse(name, f"must be a whole number from {lowest} to {highest}")
             return default
         return value
+
+    def number(self, name: str) -> float | None:
+        value = self._values.get(name)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        self.refuse(name, "must be a number")
+        return None
+
+    def moment(self, name: str) -> datetime | None:
+        """Milliseconds since 1970, as every time in this API."""
+        if self._values.get(name) is None:
+            return None
+        return _EPOCH + timedelta(milliseconds=self.integer(name, 0, 0, _MAX_MILLISECONDS))
 
     def tags(self, name: str) -> list[str]:
         value = self._values.get(name)

@@ -11,6 +11,7 @@ from engram.kernel.logs import hide
 from engram.memory.app import create_app
 from engram.memory.keys import OPEN_TENANT
 from engram.postgres.migrations import load_migrations, migrate
+from engram.search.embeddings import Embedder
 from engram.web.guards import is_loopback
 
 _GRACE_SECONDS = 5
@@ -24,6 +25,7 @@ def serve(
     api_key: str | None = None,
     allowed_hosts: Collection[str] = (),
     instance: str | None = None,
+    embedder: Embedder | None = None,
 ) -> None:
     """Serve `dsn` on `host:port`; raises `EngramError` when it cannot start."""
     if not api_key and not is_loopback(host):
@@ -33,8 +35,9 @@ def serve(
         )
     hide(api_key)
     prepare(dsn)
+    keys = {api_key: OPEN_TENANT} if api_key else {}
     uvicorn.run(
-        create_app(dsn, {api_key: OPEN_TENANT} if api_key else {}, {host, *allowed_hosts}, instance),
+        create_app(dsn, keys, {host, *allowed_hosts}, instance, embedder),
         host=host,
         port=port,
         loop="uvloop",

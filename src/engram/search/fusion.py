@@ -12,14 +12,19 @@ K = TypeVar("K", bound=Hashable)
 RANK_OFFSET = 60
 
 
-def fuse(*rankings: Sequence[K]) -> list[tuple[K, float]]:
+def fuse(*rankings: Sequence[K], weights: Sequence[float] = ()) -> list[tuple[K, float]]:
     """Reciprocal rank fusion, best first; ties keep the order of first appearance.
+
+    A list without a weight counts once.
 
     >>> [key for key, _ in fuse(["a", "b"], ["b", "c"])]
     ['b', 'a', 'c']
+    >>> [key for key, _ in fuse(["a"], ["b"], weights=[1, 2])]
+    ['b', 'a']
     """
     scores: dict[K, float] = {}
-    for ranking in rankings:
+    counts = [*weights, *[1.0] * (len(rankings) - len(weights))]
+    for ranking, weight in zip(rankings, counts, strict=True):
         for rank, key in enumerate(dict.fromkeys(ranking), start=1):
-            scores[key] = scores.get(key, 0.0) + 1.0 / (RANK_OFFSET + rank)
+            scores[key] = scores.get(key, 0.0) + weight / (RANK_OFFSET + rank)
     return sorted(scores.items(), key=lambda item: -item[1])
