@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ["startup", "drain", "enqueue", "claim", "deliver", "gateway"]
+NAMES = ["startup", "drain", "enqueue", "claim", "deliver", "gateway", "memory_server", "retrieval"]
 
 for name in sys.argv[1:] or NAMES:
     importlib.import_module(f"benchmarks.{name}").main()

@@ -40,13 +40,13 @@ def contents() -> list[str]:
 
 
 @contextmanager
-def memory_server(server: EmbeddedPostgres) -> Iterator[Settings]:
+def memory_server(server: EmbeddedPostgres, name: str = "bench_memory") -> Iterator[Settings]:
     """A fresh `engram memory-server`; the settings that reach it."""
     admin = server.dsn("postgres")
     with tempfile.TemporaryDirectory(prefix="engram-bench-") as folder, connect(admin) as connection:
-        connection.execute("DROP DATABASE IF EXISTS bench_memory WITH (FORCE)")
-        connection.execute("CREATE DATABASE bench_memory")
-        settings = replace(Settings.load({}), data_dir=Path(folder), memory_dsn=server.dsn("bench_memory"))
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        settings = replace(Settings.load({}), data_dir=Path(folder), memory_dsn=server.dsn(name))
         found = assembly.with_memory_server(settings)
         command = [sys.executable, "-m", "engram", "memory-server"]
         log = (Path(folder) / "server.log").open("wb")
@@ -64,10 +64,11 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     give_up = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < give_up:
         try:
-            if httpx2.get(f"{url}/health", trust_env=False, timeout=2).status_code == 200:
+            if httpx2.get(f"{url}/health", trust_env=False, timeout=2).json().get("vectors") == "ready":
                 return
         except httpx2.HTTPError:
-            time.sleep(0.05)
+            pass
+        time.sleep(0.05)
     raise SystemExit("the memory server did not start")
 
 

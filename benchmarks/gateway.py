@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.deliver import memory_server
-from benchmarks.measuring import database_server, fresh_database, median, told, verdict
+from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
 from engram.embedded import EmbeddedPostgres
 from engram.kernel.settings import Settings
 from engram.supervisor import as_environment
@@ -118,16 +119,39 @@ def composite(dsn: str, reached: Settings) -> Iterator[int]:
         yield port
 
 
-def rates(server: EmbeddedPostgres, side: Any) -> dict[tuple[str, str, int], float]:
-    """Every way, tool and number of connections, on a fresh pair of servers."""
-    found = {}
-    with fresh_database(server) as dsn, memory_server(server) as reached, side(dsn, reached) as port:
+@contextmanager
+def filled(server: EmbeddedPostgres, name: str, side: Any) -> Iterator[int]:
+    """A side with its own database and memory server, some memories in it."""
+    with (
+        fresh_database(server, f"bench_{name}") as dsn,
+        memory_server(server, f"bench_memory_{name}") as reached,
+        side(dsn, reached) as port,
+    ):
         asyncio.run(_load(port, "rest", "memory_store", 16, FILLED, b'"ok":true'))
-        for tool in ("memory_store", "memory_query"):
-            for way in ("rest", "mcp"):
-                for connections in REQUESTS:
-                    found[tool, way, connections] = load(port, way, tool, connections)
-    return found
+        yield port
+
+
+def stored_and_queried(server: EmbeddedPostgres) -> dict[int, float]:
+    """Prints the ratios; engram's stores a second over REST, by connections.
+
+    Both sides are up all the time and take turns every second or so: a slow minute hits both.
+    """
+    stores = {}
+    with filled(server, "bare", composite) as bare, filled(server, "engram", engram) as ours:
+        for tool, way, connections in itertools.product(
+            ("memory_store", "memory_query"), ("rest", "mcp"), REQUESTS
+        ):
+            measured = alternate(
+                bare=partial(load, bare, way, tool, connections),
+                engram=partial(load, ours, way, tool, connections),
+            )
+            name = f"{tool} {way} x{connections}"
+            for side, values in measured.items():
+                told(f"{side} {name}", values, "/s")
+            verdict(name, median(measured["engram"]) / median(measured["bare"]), 0.75)
+            if (tool, way) == ("memory_store", "rest"):
+                stores[connections] = median(measured["engram"])
+    return stores
 
 
 def deferred(server: EmbeddedPostgres) -> dict[int, float]:
@@ -145,25 +169,12 @@ def deferred(server: EmbeddedPostgres) -> dict[int, float]:
 def main() -> None:
     print("gateway: memory_store and memory_query over REST and MCP, requests/s")
     with database_server() as server:
-        runs = alternate_dicts(lambda: rates(server, composite), lambda: rates(server, engram))
+        stored = stored_and_queried(server)
         parked = [deferred(server) for _ in range(3)]
-    for key in runs[0][0]:
-        tool, way, connections = key
-        bare = [run[0][key] for run in runs]
-        ours = [run[1][key] for run in runs]
-        name = f"{tool} {way} x{connections}"
-        told(f"bare {name}", bare, "/s")
-        told(f"engram {name}", ours, "/s")
-        verdict(name, median(ours) / median(bare), 0.75)
     for connections in REQUESTS:
         values = [run[connections] for run in parked]
-        stored = median([run[1]["memory_store", "rest", connections] for run in runs])
         told(f"deferred, breaker open x{connections}", values, "/s")
-        verdict(f"deferred against stored x{connections}", median(values) / stored, 1.0)
-
-
-def alternate_dicts(bare: Any, ours: Any) -> list[tuple[dict[Any, float], dict[Any, float]]]:
-    return [(bare(), ours()) for _ in range(3)]
+        verdict(f"deferred against stored x{connections}", median(values) / stored[connections], 1.0)
 
 
 if __name__ == "__main__":

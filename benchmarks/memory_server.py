@@ -163,18 +163,22 @@ async def _all(port: int, requests: list[bytes], connections: int) -> list[float
     return list(itertools.chain(*done))
 
 
-def adds(side: Callable[..., object], server: EmbeddedPostgres) -> dict[int, float]:
-    """Adds a second, by one connection and by sixteen, to a table that has its index."""
-    found = {}
-    with side(load(server, "bench_adds", ADDED_TO)) as (url, headers):  # type: ignore[attr-defined]
+@contextmanager
+def filled(
+    side: Callable[..., object], server: EmbeddedPostgres, name: str
+) -> Iterator[Callable[[int], float]]:
+    """A server over a table that has its index; gives a way to measure adds a second."""
+    with side(load(server, f"bench_adds_{name}", ADDED_TO)) as (url, headers):  # type: ignore[attr-defined]
         port = int(url.rpartition(":")[2])
         asyncio.run(_all(port, [an_add(headers) for _ in range(300)], 16))
-        for connections, count in ADDS.items():
-            requests = [an_add(headers) for _ in range(count)]
+
+        def adds(connections: int) -> float:
+            requests = [an_add(headers) for _ in range(ADDS[connections])]
             started = time.perf_counter()
             asyncio.run(_all(port, requests, connections))
-            found[connections] = count / (time.perf_counter() - started)
-    return found
+            return len(requests) / (time.perf_counter() - started)
+
+        yield adds
 
 
 def kinds() -> dict[str, tuple[list[str], list[str]]]:
@@ -207,12 +211,14 @@ def by_server(url: str, headers: dict[str, str], questions: list[str], tags: lis
 
 
 def measure_adds(server: EmbeddedPostgres) -> None:
-    runs = [(adds(bare, server), adds(engram, server)) for _ in range(3)]
-    for connections in ADDS:
-        plain, ours = [r[0][connections] for r in runs], [r[1][connections] for r in runs]
-        told(f"bare, {connections} connection(s)", plain, "adds/s")
-        told(f"engram, {connections} connection(s)", ours, "adds/s")
-        verdict(f"adds, {connections} connection(s)", median(ours) / median(plain), 0.75)
+    """Both are up all the time and take turns every few seconds: a slow minute hits both."""
+    with filled(bare, server, "bare") as theirs, filled(engram, server, "engram") as ours:
+        for connections in ADDS:
+            values = alternate(bare=partial(theirs, connections), engram=partial(ours, connections))
+            for side, measured in values.items():
+                told(f"{side}, {connections} connection(s)", measured, "adds/s")
+            ratio = median(values["engram"]) / median(values["bare"])
+            verdict(f"adds, {connections} connection(s)", ratio, 0.75)
 
 
 def measure_queries(server: EmbeddedPostgres) -> None:
