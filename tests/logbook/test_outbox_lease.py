@@ -176,6 +176,16 @@ def test_a_failed_try_counts_and_waits(config: Config) -> None:
     assert found["locked_by"] is None
 
 
+@pytest.mark.parametrize("never", ["infinity", "-infinity", " +Infinity"])
+def test_a_retry_at_no_moment_is_refused(config: Config, never: str) -> None:
+    """Such a row would break every later claim that reads it."""
+    outbox_id = outbox.enqueue_memory("text", "team:x", config=config)
+    (row,) = outbox.claim_outbox("w1", config=config)
+    with pytest.raises(OutboxInvalid, match="not a moment"):
+        outbox.fail_retry(outbox_id, "w1", "500", never, config=config)
+    assert outbox.ack_sent(outbox_id, "w1", "m1", config=config, lease_token=row["lease_token"])
+
+
 def test_dead_is_final(config: Config) -> None:
     outbox_id = outbox.enqueue_memory("a fact", SPACE, config=config)
     outbox.claim_outbox("w1", config=config)

@@ -334,3 +334,16 @@ def test_a_list_for_one_value_is_refused(tmp_path: Path) -> None:
 
 def _toml(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8787"),
+        ("0.0.0.0", "http://127.0.0.1:8787"),
+        ("::", "http://[::1]:8787"),
+        ("10.0.0.7", "http://10.0.0.7:8787"),
+    ],
+)
+def test_a_gateway_that_listens_everywhere_is_called_on_loopback(host: str, url: str) -> None:
+    assert Settings.load({"GATEWAY_HOST": host}).gateway_url == url

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engram.gateway.policy import Decision, Policy, decide, validate_policy
-from engram.gateway.spaces import Space, may_read, parse_space, private_space, team_space
+from engram.gateway.callers import Caller
+from engram.gateway.spaces import Space, parse_space, private_space, team_space
 from engram.kernel.errors import InputError
 
 OPEN = {"team_write_enabled": True}
@@ -66,10 +67,11 @@ def test_what_is_accepted_reads_back_as_itself(text: str) -> None:
 
 
 def test_who_may_read() -> None:
-    assert may_read(private_space("alice"), "alice")
-    assert not may_read(private_space("alice"), "bob")
-    assert may_read(team_space("payments"), "bob")
-    assert may_read(Space("org", "acme"), "bob")
+    assert Caller("alice").may_read(private_space("alice"))
+    assert not Caller("bob").may_read(private_space("alice"))
+    assert Caller("bob").may_read(team_space("payments"))
+    assert Caller("bob").may_read(Space("org", "acme"))
+    assert not Caller("bob", shared_spaces=frozenset()).may_read(Space("org", "acme"))
 
 
 @pytest.mark.parametrize("settings", [OPEN, CLOSED])

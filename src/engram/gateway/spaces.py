@@ -39,8 +39,3 @@ def private_space(actor: str) -> Space:
 
 def team_space(project_key: str) -> Space:
     return Space("team", project_key)
-
-
-def may_read(space: Space, actor: str) -> bool:
-    """Private memory is its actor's alone."""
-    return space.shared or space.name == actor

@@ -249,7 +249,7 @@ class Settings:
     )  # fmt: skip
     outbox_batch_size: int = _setting(
         "OUTBOX_BATCH_SIZE", "outbox.batch-size", _integer(1, 1000), 10,
-        "10", "Rows a worker leases at once.",
+        "10", "Rows that each of a worker's three lanes leases at once.",
     )  # fmt: skip
     outbox_lease_seconds: int = _setting(
         "OUTBOX_LEASE_SECONDS", "outbox.lease-seconds", _integer(1, 86400), 120,
@@ -299,7 +299,9 @@ class Settings:
 
     @property
     def gateway_url(self) -> str:
-        host = f"[{self.gateway_host}]" if ":" in self.gateway_host else self.gateway_host
+        """Where it is reached from this machine: one that listens everywhere also does on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.gateway_host, self.gateway_host)  # noqa: S104
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.gateway_port}"
 
     @classmethod

@@ -355,12 +355,19 @@ def _fail(worker_id: str, deliveries: Iterable[Failed], read: Any, *, audited: b
         **_leases(worker_id, asked),
         "audited": audited,
         "errors": [storable(d.error) for d in asked],
-        "next_attempts": [d.next_attempt_at for d in asked],
+        "next_attempts": [_moment(d.next_attempt_at) for d in asked],
         "delays": [d.delay for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
         "reasons": [d.reason for d in asked],
     }
     return Query(SQL["fail_many"], read, params)
+
+
+def _moment(given: datetime | str | None) -> datetime | str | None:
+    """PostgreSQL takes `infinity` for a time; a row that waits for it could neither be claimed nor read."""
+    if isinstance(given, str) and given.strip().lower().lstrip("+-").startswith("inf"):
+        raise OutboxInvalid(f"next_attempt_at: {given!r} is not a moment", hint="give a time with its zone")
+    return given
 
 
 def _dead(worker_id: str, deliveries: Iterable[Dead], read: Any, *, audited: bool) -> Query[Any]:
