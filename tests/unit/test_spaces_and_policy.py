@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engram.gateway.policy import Decision, Policy, decide, validate_policy
 from engram.gateway.callers import Caller
+from engram.gateway.policy import Decision, Policy, decide, validate_policy
 from engram.gateway.spaces import Space, parse_space, private_space, team_space
 from engram.kernel.errors import InputError
 
