@@ -88,6 +88,11 @@ async def test_tenants_are_apart_in_meaning_too(in_process):
         assert await found(client, "automobile repair") == []
         own = await add(client, "The mechanic repaired my car.")
         assert [match["id"] for match in await query(client, "automobile")] == [own]
+        client.headers["x-api-key"] = "key-a"
+        for n in range(60):
+            await add(client, f"Automobile {n}: automobile repair.")
+        client.headers["x-api-key"] = "key-b"
+        assert [match["id"] for match in await query(client, "automobile", k=1)] == [own], "not crowded out"
 
 
 async def test_tags_hold_for_meaning_too(client):
