@@ -7,10 +7,11 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from engram.memory import lookup, store
-from engram.memory.arrays import Reals
-from engram.memory.connections import SESSION
+from engram.memory import store
 from engram.memory.requests import Filters
+from engram.postgres.arrays import Reals
+from engram.postgres.near_index import SESSION
+from engram.search import lookup
 from engram.search.asking import terms
 from engram.search.embeddings import LocalEmbedder, embed_locally
 from engram.search.fusion import fuse

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from psycopg.rows import dict_row
 
 from engram.memory import store
-from engram.memory.arrays import Reals
+from engram.postgres.arrays import Reals
 from engram.search.embeddings import embed_locally
 
 dsn, port = sys.argv[1:3]

@@ -66,7 +66,7 @@ def dsn(reused_dsn: str) -> str:
 def fresh_dsn(postgres: EmbeddedPostgres) -> Iterator[str]:
     name = f"memory_{next(_numbers)}"
     with connect(postgres.dsn("postgres")) as admin:
-        admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}".encode())
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY FILE_COPY".encode())
     yield postgres.dsn(name)
     with connect(postgres.dsn("postgres")) as admin:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engram.memory.frequencies import Frequencies, read_frequencies
-from engram.memory.lookup import ENOUGH, plan
 from engram.search.asking import Term, terms
+from engram.search.frequencies import Frequencies, read_frequencies
+from engram.search.lookup import ENOUGH, plan
 
 KNOWN = Frequencies(
     rows=100_000,

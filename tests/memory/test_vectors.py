@@ -13,9 +13,9 @@ import httpx2
 import pytest
 
 from engram.kernel.errors import EmbeddingFailed
-from engram.memory.vectors import BATCH
 from engram.postgres.pool import connect
 from engram.search.embeddings import LocalEmbedder
+from engram.search.vectors import BATCH
 from memory.conftest import Server, connecting_to
 from memory.embedding_service import KEY, EmbeddingService, running
 
@@ -166,6 +166,18 @@ async def test_while_the_service_is_down_everything_goes_by_words_and_later_catc
         await until(lambda: _nothing_waits(sql))
         assert (await health(client))["vectors"] == "ready"
         assert set(await found(client, "physician")) == set(ids)
+
+
+async def test_changed_content_is_not_found_by_what_it_meant_before(
+    service: EmbeddingService, in_process, sql
+):
+    async with in_process(embedder=service.embedder()) as client:
+        memory_id = await add(client, "The doctor is in.")
+        assert await found(client, "physician") == [memory_id]
+        service.down = True
+        reply = await client.patch(f"/memory/{memory_id}", json={"content": "Coffee is out."})
+        assert reply.status_code == 200
+        assert sql("SELECT embedding IS NULL AS none FROM memories") == [{"none": True}]
 
 
 async def test_a_service_that_hangs_keeps_nobody_waiting(service: EmbeddingService, in_process, sql):

@@ -11,11 +11,12 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
-from engram.memory import lookup, store
+from engram.memory import store
 from engram.memory.requests import Search
 from engram.memory.upkeep import Upkeep
 from engram.memory.vectors import Vectors
 from engram.postgres import AsyncExecutor
+from engram.search import lookup
 from engram.search.asking import terms
 from engram.search.fusion import RANK_OFFSET, fuse
 

@@ -7,19 +7,19 @@ reads or writes across tenants, and none that does half of a promise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from engram.kernel.content import payload_sha
-from engram.memory.arrays import Reals
-from engram.memory.frequencies import Frequencies, read_frequencies
-from engram.memory.lookup import ENOUGH, Lookup
 from engram.memory.requests import Change, Filters
 from engram.postgres import Query, Row, load_sql
+from engram.postgres.arrays import Reals
 from engram.postgres.query import any_row, maybe_row, nothing, one_row, rows, scalar
 from engram.search.embeddings import MAX_CHARS
+from engram.search.frequencies import Frequencies, read_frequencies
+from engram.search.lookup import ENOUGH, Lookup
 from engram.search.tokens import tokenize, tsvector
 
 _SQL = load_sql(__package__, "store.sql")
@@ -131,13 +131,13 @@ def waiting(limit: int) -> Query[list[Row]]:
     return Query(_SQL["waiting"], rows, {"limit": limit, "chars": MAX_CHARS})
 
 
-def fill(of: Sequence[Row], numbers: Reals, dimensions: int) -> Query[int]:
+def fill(of: Sequence[Mapping[str, Any]], numbers: Reals, dimensions: int) -> Query[int]:
     """`numbers` has the vectors of these rows one after the other."""
     params = {**_versions(of), "numbers": numbers, "dimensions": dimensions}
     return Query(_SQL["fill"], len, params)
 
 
-def leave(of: Sequence[Row]) -> Query[int]:
+def leave(of: Sequence[Mapping[str, Any]]) -> Query[int]:
     return Query(_SQL["leave"], len, _versions(of))
 
 
@@ -168,7 +168,7 @@ def _passing(tenant: str, filters: Filters) -> dict[str, Any]:
     }
 
 
-def _versions(of: Sequence[Row]) -> dict[str, Any]:
+def _versions(of: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rows as they were read: a content that has changed since is another version."""
     return {"ids": [row["id"] for row in of], "shas": [row["content_sha"] for row in of]}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 MAX_TOKENS = 20_000
 # PostgreSQL's tsvector ends at 1 MiB, its word positions included.
@@ -19,6 +20,7 @@ MAX_BYTES = 800_000
 MAX_TOKEN_LENGTH = 64
 _MAX_POSITION = 16_383
 _BYTES_A_POSITION = 8
+_MOST_POSITIONS = 16
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 # Marks and vowel signs belong to the letter before them, though \w does not say so.
@@ -28,6 +30,9 @@ _MARKS = (
     "\u0e40-\u0e4e\u0eb0-\u0ecd\u0f35-\u0f39\u0f71-\u0f84\u1000-\u1049\u1780-\u17d3\u200c\u200d\u3099\u309a"
 )
 _RUNS = re.compile(rf"(?P<cjk>[{_CJK}]+)|(?P<word>[^\W_{_CJK}](?:[^\W_{_CJK}]|[{_MARKS}])*)")
+_ASCII_WORDS = re.compile("[a-z0-9]+")
+# A character makes one token at most, of two characters and its position at most.
+_SHORT = min(MAX_TOKENS, MAX_BYTES // (2 * 4 + _BYTES_A_POSITION))
 
 
 def tokenize(text: str) -> list[str]:
@@ -36,9 +41,14 @@ def tokenize(text: str) -> list[str]:
     >>> tokenize("Renew the lease_token, 续租约!")
     ['renew', 'the', 'lease', 'token', '续租', '租约']
     """
+    folded = _folded(text)
+    if len(folded) <= _SHORT:
+        # Too short to come near a bound; and most text is plain, for which this is many times as fast.
+        words = _ASCII_WORDS.findall(folded) if folded.isascii() else None
+        return list(_tokens(folded)) if words is None else [word[:MAX_TOKEN_LENGTH] for word in words]
     tokens: list[str] = []
     size = 0
-    for token in _tokens(_folded(text)):
+    for token in _tokens(folded):
         size += len(token.encode()) + _BYTES_A_POSITION
         if len(tokens) >= MAX_TOKENS or size > MAX_BYTES:
             break
@@ -48,6 +58,8 @@ def tokenize(text: str) -> list[str]:
 
 def _folded(text: str) -> str:
     """One form for all spellings; normalised again because folding takes some letters apart."""
+    if text.isascii():
+        return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -68,12 +80,14 @@ def tsvector(tokens: Sequence[str]) -> str:
     >>> tsvector(["b", "a", "b"])
     "'b':1,3 'a':2"
     """
-    positions: dict[str, list[int]] = {}
-    for position, token in enumerate(tokens, start=1):
-        known = positions.setdefault(token, [])
-        if len(known) < 16:
-            known.append(min(position, _MAX_POSITION))
-    return " ".join(f"'{token}':{','.join(map(str, at))}" for token, at in positions.items())
+    entries: dict[str, str] = {}
+    for position, token in zip(chain(range(1, _MAX_POSITION), repeat(_MAX_POSITION)), tokens, strict=False):
+        known = entries.get(token)
+        if known is None:
+            entries[token] = f"'{token}':{position}"
+        elif known.count(",") < _MOST_POSITIONS - 1:
+            entries[token] = f"{known},{position}"
+    return " ".join(entries.values())
 
 
 def any_of(tokens: Sequence[str]) -> str:

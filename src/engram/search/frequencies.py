@@ -2,7 +2,7 @@
 
 It costs nothing to keep and is a little out of date, which is good enough to
 decide which words to look up first. It is about the whole table, not about one
-tenant.
+tenant or owner.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
+from typing import Any
 
-from engram.postgres import Row
 from engram.search.asking import Term
 
 # A word that is not among the commonest is rarer than the rarest of them, and mostly much rarer.
@@ -58,7 +58,7 @@ def _rarest(shares: Mapping[str, float]) -> float:
     return min(shares.values(), default=0.0)
 
 
-def read_frequencies(found: list[Row]) -> Frequencies:
+def read_frequencies(found: Sequence[Mapping[str, Any]]) -> Frequencies:
     rows = found[0]["rows"] if found else -1
     if rows <= 0:
         return Frequencies()

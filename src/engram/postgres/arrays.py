@@ -14,7 +14,8 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
 if TYPE_CHECKING:
-    from engram.search.embeddings import Matrix, Vector
+    import numpy
+    from numpy.typing import NDArray
 
 _REAL, _REAL_ARRAY = 700, 1021  # their numbers in pg_type, the same in every PostgreSQL
 
@@ -24,7 +25,7 @@ class Reals:
 
     __slots__ = ("wire",)
 
-    def __init__(self, numbers: Vector | Matrix) -> None:
+    def __init__(self, numbers: NDArray[numpy.float32]) -> None:
         import numpy as np
 
         flat = np.ravel(numbers)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log
 
-from engram.memory.frequencies import Frequencies
 from engram.search.asking import Term
+from engram.search.frequencies import Frequencies
 
 # As many rows of a word as are looked up, and as many candidates as are ranked, of each kind.
 ENOUGH = 200
