@@ -281,8 +281,8 @@ async def test_a_wrong_hash_in_the_uri_finds_nothing(evidence: Evidence) -> None
         await read(evidence, build_attachment_evidence_uri(kept.attachment_id, "0" * 64))
 
 
-async def test_patches_are_not_kept_yet(evidence: Evidence) -> None:
-    with pytest.raises(NotFound, match="no patches are kept yet"):
+async def test_a_patch_that_nobody_kept_is_not_found(evidence: Evidence) -> None:
+    with pytest.raises(NotFound, match="there is no evidence"):
         await read(evidence, f"memory://patch_blobs/git/1:abc/{'a' * 64}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,13 @@ import typer
 from engram.cli.memory import call_tool
 
 Json = Annotated[bool, typer.Option("--json", help="Print the reply as it came.")]
+
+
+class Switch(StrEnum):
+    on = "on"
+    off = "off"
+
+
 Project = Annotated[str | None, typer.Argument(help="The project; by default the gateway's own.")]
 Actor = Annotated[str | None, typer.Option(help="Who is acting.")]
 
@@ -35,6 +43,7 @@ def set_(
     team_write: Annotated[
         bool | None, typer.Option("--team-write/--no-team-write", help="Whether shared spaces take writes.")
     ] = None,
+    team_writes: Annotated[Switch | None, typer.Option(help="The same, in a word.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="The whole new policy, as JSON or as @FILE; {} restricts nothing.")
     ] = None,
@@ -42,8 +51,10 @@ def set_(
     as_json: Json = False,
 ) -> None:
     """Change a project's settings; what is not given stays as it is."""
+    if team_writes is not None:
+        team_write = team_writes is Switch.on
     if team_write is None and policy is None:
-        raise typer.BadParameter("give --team-write, --no-team-write or --policy")
+        raise typer.BadParameter("give --team-writes or --policy")
     reply = _governance(
         project_key=project,
         team_write_enabled=team_write,

@@ -20,13 +20,15 @@ from engram.gateway.callers import Caller
 from engram.gateway.inputs import MAX_ID, number_problem, refuse, text_problem
 from engram.gateway.notebook import require_item
 from engram.gateway.placement import Placed, Placement
-from engram.gateway.spaces import parse_space
+from engram.gateway.spaces import parse_space, team_space
 from engram.kernel.errors import ArtifactCorrupt, InputError, NotFound
 from engram.kernel.failpoints import failpoint
-from engram.logbook import items
+from engram.logbook import facts, items
 from engram.logbook.artifacts import Artifact, ArtifactStore
 from engram.logbook.items import Attachment
 from engram.logbook.uri import (
+    ATTACHMENT_FORM,
+    PATCH_FORM,
     build_attachment_evidence_uri,
     parse_attachment_evidence_uri,
     parse_evidence_uri,
@@ -147,16 +149,19 @@ class Evidence:
         except NotFound as missing:
             raise ArtifactCorrupt(
                 f"the bytes of {request.uri} are not in the artifact store",
-                hint="upload the same content again, or see whether every gateway has the same"
+                hint="put the same content there again, or see whether every gateway has the same"
                 " ENGRAM_ARTIFACTS_DIR",
             ) from missing
         return _reply(request, found, part)
 
     async def _readable(self, request: ReadRequest) -> Row:
-        parts = parse_attachment_evidence_uri(request.uri)
-        if parts is None:
-            raise _not_an_attachment(request.uri)
-        found = await self._db.run(items.get_attachment.query(parts["attachment_id"]))
+        if parts := parse_attachment_evidence_uri(request.uri):
+            found = await self._db.run(items.get_attachment.query(parts["attachment_id"]))
+        elif parts := parse_evidence_uri(request.uri):
+            found = _as_attachment(await self._db.run(facts.patch.query(request.uri)), parts)
+        else:
+            problem = f"must be {ATTACHMENT_FORM} or {PATCH_FORM}"
+            raise InputError(f"uri {problem}", fields={"uri": problem})
         if found is None or found["sha256"] != parts["sha256"] or not _visible(request.caller, found):
             raise NotFound(f"there is no evidence {request.uri}")
         return found
@@ -200,11 +205,18 @@ def _visible(caller: Caller, attachment: Row) -> bool:
     return space is not None and caller.may_read(space)
 
 
-def _not_an_attachment(uri: str) -> NotFound | InputError:
-    if parse_evidence_uri(uri) is not None:
-        return NotFound("no patches are kept yet", hint="read memory://attachments/<id>/<sha256>")
-    problem = "must be memory://attachments/<id>/<sha256>, as evidence_upload gave it"
-    return InputError(f"uri {problem}", fields={"uri": problem})
+def _as_attachment(patch: Row | None, parts: Row) -> Row | None:
+    """A patch of source control, which whoever may read its project may read."""
+    if patch is None:
+        return None
+    return {
+        "artifact_key": patch["artifact_key"],
+        "sha256": patch["sha256"],
+        "size_bytes": patch["size_bytes"],
+        "kind": patch["form"],
+        "meta_json": {"name": f"{parts['source_type']}-{parts['source_id']}.{patch['form']}"},
+        "target_space": str(team_space(patch["project_key"])),
+    }
 
 
 def _part(store: ArtifactStore, key: str, offset: int, size: int) -> bytes:

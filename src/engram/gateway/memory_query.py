@@ -127,7 +127,7 @@ class MemoryQuery:
         known = await self._search(request, spaces, ["stored", "parked"])
         query = recall.search.query(request.query, spaces, request.top_k, filters=request.filters)
         others = [_recalled(row) for row in await self._db.run(query)]
-        return _merged(known, others, request.top_k)
+        return _merged(known, _unknown(others, known), request.top_k)
 
 
 def _validate(request: QueryRequest) -> None:
@@ -142,6 +142,12 @@ def _validate(request: QueryRequest) -> None:
         wrong["actor_user_id"] = "must be 1 to 128 characters without spaces"
     if wrong:
         raise InputError("; ".join(f"{k} {v}" for k, v in wrong.items()), fields=wrong)
+
+
+def _unknown(recalled: list[Row], known: list[Row]) -> list[Row]:
+    """Without the candidates that have become memories: their title, and then the same text."""
+    texts = {row["payload_md"] for row in known}
+    return [row for row in recalled if row["payload_md"].partition("\n\n")[2] not in texts]
 
 
 def _recalled(row: Row) -> Row:

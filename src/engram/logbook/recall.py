@@ -47,8 +47,13 @@ def add_candidate(
     confidence: float = 0.5,
     evidence_refs_json: dict[str, Any] | None = None,
     config: Config | None = None,
+    *,
+    source_ref: str | None = None,
 ) -> Query[int]:
-    """Keep something that may become a memory; who may read it follows from its space."""
+    """Keep something that may become a memory; who may read it follows from its space.
+
+    `source_ref` names the fact it comes from: that has one candidate in a space.
+    """
     params = {
         "target_space": target_space,
         "kind": kind,
@@ -57,5 +62,6 @@ def add_candidate(
         "confidence": confidence,
         "evidence_refs_json": Jsonb(evidence_refs_json or {}),
         "words": tsvector(tokenize(f"{title} {content_md}")),
+        "source_ref": source_ref,
     }
     return Query(SQL["add_candidate"], scalar, params)

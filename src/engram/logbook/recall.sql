@@ -49,9 +49,12 @@ ORDER BY score DESC, created_at DESC, id DESC
 LIMIT %(limit)s;
 
 -- name: add_candidate
--- Something distilled from the record that may become a memory.
+-- Something distilled from the record that may become a memory; that of one fact is kept once, as it is now.
 INSERT INTO analysis.knowledge_candidates
-    (target_space, kind, title, content_md, confidence, evidence_refs_json, words)
+    (target_space, kind, title, content_md, confidence, evidence_refs_json, words, source_ref)
 VALUES (%(target_space)s, %(kind)s, %(title)s, %(content_md)s, %(confidence)s, %(evidence_refs_json)s,
-        %(words)s::tsvector)
+        %(words)s::tsvector, %(source_ref)s)
+ON CONFLICT (target_space, source_ref) WHERE source_ref IS NOT NULL DO UPDATE
+SET kind = EXCLUDED.kind, title = EXCLUDED.title, content_md = EXCLUDED.content_md,
+    confidence = EXCLUDED.confidence, evidence_refs_json = EXCLUDED.evidence_refs_json, words = EXCLUDED.words
 RETURNING candidate_id;

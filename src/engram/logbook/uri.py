@@ -62,6 +62,7 @@ from engram.kernel.errors import UriError
 MAX_LENGTH = 2048
 # How a person is told what such a reference looks like.
 ATTACHMENT_FORM = "memory://attachments/<attachment_id>/<sha256>"
+PATCH_FORM = "memory://patch_blobs/<source_type>/<source_id>/<sha256>"
 MAX_KEY_SEGMENT = 200  # a file name holds 255 bytes
 MAX_NUMBER = (1 << 63) - 1
 
