@@ -54,6 +54,7 @@ from engram.logbook.idempotency_keys import (
     reserve,
     storable,
     sweep,
+    withdraw,
 )
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.query import Query
@@ -152,7 +153,7 @@ class IdempotencyService:
         if isinstance(checked, Answer):
             yield IdempotentRequest(self, response=checked)
             return
-        async with self._held(checked) as request:
+        async with self._held(checked, resumable) as request:
             yield request
 
     async def drain(self) -> None:
@@ -209,16 +210,21 @@ class IdempotencyService:
         return found.answer or Running(found.lease_left)
 
     @asynccontextmanager
-    async def _held(self, held: Reservation) -> AsyncIterator[IdempotentRequest]:
+    async def _held(self, held: Reservation, resumable: bool) -> AsyncIterator[IdempotentRequest]:
         failpoint("idempotency.after_reserve")
         request = IdempotentRequest(self, held=held)
         renewals = asyncio.create_task(self._renewals(held))
+        given_up = release(held, ttl_seconds=self._ttl)
         try:
             yield request
+        except EngramError as error:
+            if error.effectless and not resumable:
+                given_up = withdraw(held)
+            raise
         finally:
             renewals.cancel()
             if not request.saved:
-                await self.unfinished.shielded(self._given_up(held))
+                await self.unfinished.shielded(self._let_go(given_up))
 
     async def _renewals(self, held: Reservation) -> None:
         while True:
@@ -229,9 +235,9 @@ class IdempotencyService:
             except EngramError as error:
                 log.warning("idempotency.renewal_failed", extra=fields(error=str(error), code=error.code))
 
-    async def _given_up(self, held: Reservation) -> None:
+    async def _let_go(self, given_up: Query[bool]) -> None:
         try:
-            await self.release(held)
+            await self._db.run(given_up)
         except EngramError as error:  # nothing is lost: the lease runs out by itself
             log.warning("idempotency.release_failed", extra=fields(error=str(error), code=error.code))
 

@@ -135,6 +135,12 @@ def release(held: Reservation, *, ttl_seconds: float) -> Query[bool]:
     return Query(SQL["release"], any_row, _lease(held, ttl_seconds))
 
 
+def withdraw(held: Reservation) -> Query[bool]:
+    """For what cannot be resumed and was not begun: as if the key had not been used."""
+    params = {"owner": held.owner, "key": held.key, "lease_token": held.lease_token}
+    return Query(SQL["withdraw"], any_row, params)
+
+
 def sweep(limit: int = SWEEP_LIMIT) -> Query[int]:
     """How many expired keys were deleted; fewer than `limit` means that none is left."""
     return Query(SQL["sweep"], scalar, {"limit": limit})

@@ -73,6 +73,14 @@ WHERE owner = %(owner)s AND key = %(key)s
   AND expires_at > now()
 RETURNING key;
 
+-- name: withdraw
+-- Nothing was begun: the key is free again.
+DELETE FROM logbook.idempotency_keys
+WHERE owner = %(owner)s AND key = %(key)s
+  AND lease_token = %(lease_token)s
+  AND status_code IS NULL
+RETURNING key;
+
 -- name: sweep
 -- Delete some keys whose time is over, oldest first; those in use at the moment are passed by.
 WITH over AS MATERIALIZED (
