@@ -46,6 +46,25 @@ async def run_loop(
             await _wait(idle_seconds, stop)
 
 
+def cut_off(run_once: RunOnce, stop: asyncio.Event) -> RunOnce:
+    """`run_once`, ended in the middle by `stop`: for work that loses nothing by that and may take long."""
+
+    async def run() -> int:
+        work = asyncio.ensure_future(run_once())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            stopped.cancel()
+            work.cancel()
+        await asyncio.wait((work,))
+        return 0
+
+    return run
+
+
 async def run_together(
     *loops: Coroutine[Any, Any, None], stop: asyncio.Event, patience_seconds: float
 ) -> None:

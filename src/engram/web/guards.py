@@ -10,7 +10,7 @@ not get past. Pure ASGI: nothing is buffered here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -23,10 +23,12 @@ Refuse = Callable[[GuardRefused], ASGIApp]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:\[\]]+)(?::\d{1,5})?")
 _BODY_METHODS = {"POST", "PUT", "PATCH"}
+_MULTIPART = "multipart/form-data"
 
 
 class Guards:
-    """`refuse` turns a refusal into the server's own shape of reply."""
+    """`refuse` turns a refusal into the server's own shape of reply. `multipart_paths`: how much each takes;
+    `file_paths`: patterns of paths whose body may be plain bytes, and how many."""
 
     def __init__(
         self,
@@ -36,14 +38,16 @@ class Guards:
         max_body_bytes: int,
         allowed_hosts: Collection[str] = (),
         allowed_origins: Collection[str] = (),
-        multipart_paths: Collection[str] = (),
+        multipart_paths: Mapping[str, int] | None = None,
+        file_paths: Mapping[str, int] | None = None,
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._max_body = max_body_bytes
         self._hosts = {host.lower() for host in allowed_hosts}
         self._origins = {origin.lower() for origin in allowed_origins}
-        self._multipart = frozenset(multipart_paths)
+        self._multipart = dict(multipart_paths or {})
+        self._files = {re.compile(pattern): most for pattern, most in (file_paths or {}).items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -59,7 +63,7 @@ class Guards:
         except GuardRefused as refused:
             await self._refuse(refused)(scope, receive, send)
             return
-        body = _CountedBody(self._max_body, scope, receive, send, self._refuse)
+        body = _CountedBody(self._most(scope), scope, receive, send, self._refuse)
         try:
             await self._app(scope, body.receive, body.send)
         except GuardRefused:
@@ -68,13 +72,28 @@ class Guards:
     def _check(self, scope: Scope, headers: Headers) -> None:
         self._check_host(headers.getlist("host"))
         self._check_origin(headers.get("origin"))
-        if scope["method"] in _BODY_METHODS:
+        if scope["method"] in _BODY_METHODS and self._file_bytes(scope) is None:
             self._check_type(scope["path"], headers)
         declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdecimal()):
             raise GuardRefused("Content-Length is not a number", http_status=400)
-        if len(declared) > 18 or int(declared) > self._max_body:
-            raise _too_large(self._max_body)
+        if len(declared) > 18 or int(declared) > self._most(scope):
+            raise _too_large(self._most(scope))
+
+    def _most(self, scope: Scope) -> int:
+        """The largest body of its type that this path takes."""
+        if (most := self._file_bytes(scope)) is not None:
+            return most
+        if _content_type(Headers(scope=scope)) == _MULTIPART:
+            return self._multipart.get(scope["path"], self._max_body)
+        return self._max_body
+
+    def _file_bytes(self, scope: Scope) -> int | None:
+        """How many plain bytes this request may have; None: it is none that has any."""
+        if _content_type(Headers(scope=scope)) != "application/octet-stream":
+            return None
+        fitting = (most for pattern, most in self._files.items() if pattern.fullmatch(scope["path"]))
+        return next(fitting, None)
 
     def _check_host(self, hosts: list[str]) -> None:
         if len(hosts) == 1 and self._is_ours(hosts[0].lower()):
@@ -95,11 +114,11 @@ class Guards:
         )
 
     def _check_type(self, path: str, headers: Headers) -> None:
-        given = headers.get("content-type", "").partition(";")[0].strip().lower()
+        given = _content_type(headers)
         bodiless = headers.get("content-length") == "0" and not given
         if bodiless or given == "application/json":
             return
-        if given == "multipart/form-data" and path in self._multipart:
+        if given == _MULTIPART and path in self._multipart:
             return
         raise GuardRefused("the body must be application/json", http_status=415)
 
@@ -141,6 +160,10 @@ class _CountedBody:
         if not self._begun:
             self._begun = True
             await self._refuse(_too_large(self._limit))(self._scope, self._receive, self._send)
+
+
+def _content_type(headers: Headers) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _is_loopback_origin(origin: str) -> bool:
