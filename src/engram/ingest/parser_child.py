@@ -1,0 +1,378 @@
+"""Reads documents in a process of its own: files are hostile, and parsers have faults.
+
+Started by `parsing.py` with no environment, no descriptors but its pipes, and
+limits on memory, time and files. It imports nothing of engram: what it says is
+checked by the parent like any stranger's word. It serves one document after
+another, because starting takes much longer than reading a page.
+
+On both pipes a message is its length in four bytes, then its content. In come
+a JSON object about the document and the file's bytes in pieces, ended by an
+empty one. Out go lists of blocks, `[kind, level, text, page]`, and last an
+object: `{"done": true}`, or `{"refused": why}` with one of the words that
+`parsing.REFUSALS` explains.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import io
+import json
+import os
+import re
+import resource
+import secrets
+import signal
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+Block = tuple[str, int, str, int | None]
+
+_BATCH_CHARS = 200_000
+_ZIP_TYPES = "application/vnd.openxmlformats-officedocument."
+_PLAIN = {"text/plain", "text/markdown", "text/csv", "text/html"}
+_MAX_MEMBERS = 20_000
+_MAX_RATIO = 200
+# As much of a page's text as its headings and paragraphs must have to be believed.
+_MOST_OF = 0.95
+_HEAD = re.compile(r"<head\b.*?</head\s*>|<title\b.*?</title\s*>|<meta\b[^>]*>", re.IGNORECASE | re.DOTALL)
+_HEADING = re.compile(r"(?P<marks>#{1,6})(?:[ \t]+|$)")
+_FENCE = re.compile(r"(?P<fence>`{3,}|~{3,})")
+_RULE = re.compile(r"(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}")
+_LISTED = re.compile(r"\s*(?:[-*+>]|\d+[.)])\s")
+_DELIMITER = re.compile(r"[\s|:-]*-[\s|:-]*")
+_CELLS = re.compile(r"(?<!\\)\|")
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+class Refused(Exception):
+    """`args[0]` is a key of `parsing.REFUSALS`."""
+
+
+def main() -> None:
+    memory = int(sys.argv[1])
+    # Dies with its parent, however that dies.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    wire_in, wire_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # Whatever a library prints must not end up between our messages.
+    os.dup2(2, 1)
+    while (asked := _receive(wire_in)) is not None:
+        _serve(json.loads(asked), wire_in, wire_out)
+
+
+def _serve(asked: dict[str, Any], wire_in: BinaryIO, wire_out: BinaryIO) -> None:
+    try:
+        _limit_cpu(int(asked["cpu_seconds"]))
+        content = _content(wire_in)
+        blocks = _blocks(content, str(asked["media_type"]), asked)
+        del content
+        _tell(blocks, wire_out)
+        last: dict[str, Any] = {"done": True}
+    except Refused as error:
+        last = {"refused": error.args[0]}
+    except MemoryError:
+        last = {"refused": "memory"}
+    _send(wire_out, last)
+    wire_out.flush()
+
+
+def _limit_cpu(seconds: int) -> None:
+    """Counted from now: the process may have served others before."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = int(used.ru_utime + used.ru_stime) + seconds + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (until, hard))
+
+
+def _content(wire_in: BinaryIO) -> bytes:
+    pieces = []
+    while piece := _receive(wire_in):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _blocks(content: bytes, media_type: str, limits: dict[str, Any]) -> list[Block]:
+    if media_type.startswith(_ZIP_TYPES):
+        _require_harmless_zip(content, int(limits["unpacked_bytes"]))
+    if media_type == "text/plain":
+        blocks = list(_paragraphs(_decoded(content)))
+    elif media_type == "text/markdown":
+        blocks = list(_Markdown(_decoded(content).splitlines()).blocks())
+    elif media_type == "application/pdf":
+        blocks = list(_pdf(content, int(limits["pages"])))
+    else:
+        blocks = list(_converted(content, media_type))
+    if not any(text.strip() for _, _, text, _ in blocks):
+        raise Refused("empty" if media_type != "application/pdf" else "no_text")
+    return blocks
+
+
+def _paragraphs(text: str) -> Iterator[Block]:
+    for paragraph in re.split(r"\n[ \t]*\n", text.replace("\r\n", "\n").replace("\r", "\n")):
+        if paragraph.strip():
+            yield "text", 0, paragraph, None
+
+
+def _converted(content: bytes, media_type: str) -> Iterator[Block]:
+    """What the library makes Markdown of. Its tree of the same document loses text; this does not."""
+    if media_type in _PLAIN:
+        text = _decoded(content)
+        if media_type == "text/html":
+            # Else it would come back as a paragraph of names and values.
+            text = _HEAD.sub("", text)
+        content = text.encode()
+    mark = f"slide-{secrets.token_hex(8)}-"
+    found = _extracted(content, media_type, f"\n\n{mark}{{page_num}}\n\n")
+    return _Markdown(found.content.splitlines(), escaped=True, page_mark=mark).blocks()
+
+
+def _pdf(content: bytes, most_pages: int) -> Iterator[Block]:
+    """Headings and paragraphs with their pages; of a page of which these lack something, its plain text."""
+    found = _extracted(content, "application/pdf", None)
+    plain = {int(page["page_number"]): str(page["content"] or "") for page in found.pages or ()}
+    if len(plain) > most_pages:
+        raise Refused("pages")
+    of_page: dict[int, list[Block]] = {}
+    for node in (found.document or {}).get("nodes", ()):
+        block = _of_node(node)
+        if block is not None:
+            of_page.setdefault(block[3] or 1, []).append(block)
+    for number in sorted({*plain, *of_page}):
+        told = of_page.get(number, [])
+        if sum(_weight(block[2]) for block in told) >= _MOST_OF * _weight(plain.get(number, "")):
+            yield from told
+        else:
+            yield from ((kind, level, text, number) for kind, level, text, _ in _paragraphs(plain[number]))
+
+
+def _weight(text: str) -> int:
+    return sum(len(word) for word in text.split())
+
+
+def _of_node(node: dict[str, Any]) -> Block | None:
+    """A node of the document's tree; groups only repeat their headings."""
+    content = node.get("content") or {}
+    kind = content.get("node_type")
+    text = _grid(content["grid"]) if kind == "table" else str(content.get("text") or "")
+    if kind in ("group", "page_break", "image") or not text.strip():
+        return None
+    page = node.get("page")
+    if kind in ("title", "heading"):
+        return "heading", max(1, int(content.get("level") or 1)), text, page
+    return kind if kind in ("table", "code") else "text", 0, text, page
+
+
+def _require_harmless_zip(content: bytes, most: int) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError):
+        raise Refused("corrupt") from None
+    unpacked = sum(member.file_size for member in members)
+    ratio = unpacked / max(1, len(content))
+    if len(members) > _MAX_MEMBERS or unpacked > most or (unpacked > 1 << 24 and ratio > _MAX_RATIO):
+        raise Refused("bomb")
+    if any(member.flag_bits & 1 for member in members):
+        raise Refused("encrypted")
+
+
+def _decoded(content: bytes) -> str:
+    """By its mark if it has one; else UTF-8, else what Chinese files are in, else Latin."""
+    for mark, encoding in _BOMS:
+        if content.startswith(mark):
+            return content.decode(encoding, "replace").replace("\0", "")
+    for encoding in ("utf-8", "gb18030"):
+        try:
+            return content.decode(encoding).replace("\0", "")
+        except UnicodeDecodeError:
+            continue
+    return content.decode("cp1252", "replace").replace("\0", "")
+
+
+def _extracted(content: bytes, media_type: str, page_mark: str | None) -> Any:
+    import kreuzberg
+
+    pages = kreuzberg.PageConfig(
+        extract_pages=page_mark is None, insert_page_markers=page_mark is not None, marker_format=page_mark
+    )
+    config = kreuzberg.ExtractionConfig(  # type: ignore[call-arg]  # its stub lacks disable_ocr
+        use_cache=False,
+        enable_quality_processing=False,
+        disable_ocr=True,
+        include_document_structure=page_mark is None,
+        output_format="markdown",
+        pages=pages,
+        concurrency=kreuzberg.ConcurrencyConfig(max_threads=1),
+    )
+    try:
+        return kreuzberg.extract_bytes_sync(content, media_type, config)
+    except (kreuzberg.KreuzbergError, ValueError, RuntimeError, OSError):
+        # The library says why in words only; the lock of a PDF can be seen.
+        raise Refused("encrypted" if _locked(content, media_type) else "corrupt") from None
+
+
+def _locked(content: bytes, media_type: str) -> bool:
+    return media_type == "application/pdf" and b"/Encrypt" in content
+
+
+def _grid(grid: dict[str, Any]) -> str:
+    """A line for each row, its cells divided by bars."""
+    lines: dict[int, list[str]] = {}
+    for cell in grid.get("cells", ()):
+        lines.setdefault(int(cell["row"]), []).append(" ".join(str(cell["content"]).split()))
+    return "\n".join(" | ".join(cells) for _, cells in sorted(lines.items()) if any(cells))
+
+
+class _Markdown:
+    """Markdown line by line: headings, tables, code, and everything else as it stands.
+
+    `escaped`: backslashes guard characters that a converter did not mean as Markdown.
+    `page_mark` begins the lines that say which page comes next.
+    """
+
+    def __init__(self, lines: list[str], *, escaped: bool = False, page_mark: str | None = None) -> None:
+        self._lines = lines
+        self._escaped = escaped
+        self._page_mark = page_mark
+        self._page: int | None = None
+        self._open: list[str] = []
+
+    def blocks(self) -> Iterator[Block]:
+        at = self._front_matter()
+        if at:
+            yield "code", 0, "\n".join(self._lines[1 : at - 1]), None
+        while at < len(self._lines):
+            begun = self._special(at)
+            if begun is None:
+                self._open.append(self._lines[at])
+                at += 1
+                continue
+            yield from self._closed()
+            block, at = begun
+            if block is not None:
+                yield block
+        yield from self._closed()
+
+    def _front_matter(self) -> int:
+        """Where the document begins, after the names and values that may stand before it."""
+        if self._escaped or not self._lines or self._lines[0].strip() != "---":
+            return 0
+        ends = (at for at, line in enumerate(self._lines[1:200], 1) if line.strip() in ("---", "..."))
+        return next(ends, -1) + 1
+
+    def _closed(self) -> Iterator[Block]:
+        text, self._open = "\n".join(self._open), []
+        if text.strip():
+            yield "text", 0, self._meant(text), self._page
+
+    def _special(self, at: int) -> tuple[Block | None, int] | None:
+        """What begins at this line and where it is over; None for plain text."""
+        line = self._lines[at]
+        bare = line.strip()
+        if not bare or self._turns_page(bare):
+            return None, at + 1
+        if heading := _HEADING.match(bare):
+            return self._heading(len(heading["marks"]), bare[heading.end() :].rstrip("#")), at + 1
+        if not self._open and (level := self._underlined(at)):
+            return self._heading(level, bare), at + 2
+        if _RULE.fullmatch(bare):
+            return None, at + 1
+        if fence := _FENCE.match(bare):
+            return self._code(fence["fence"], at)
+        return self._table(at) if self._is_table(at) else None
+
+    def _turns_page(self, bare: str) -> bool:
+        if not self._page_mark or not bare.startswith(self._page_mark):
+            return False
+        number = bare.removeprefix(self._page_mark)
+        self._page = int(number) if number.isdigit() else self._page
+        return True
+
+    def _underlined(self, at: int) -> int:
+        """The level of a heading that has a line drawn under it; 0 for none."""
+        if at + 1 >= len(self._lines) or _LISTED.match(self._lines[at]):
+            return 0
+        under = self._lines[at + 1].strip()
+        return {"=": 1, "-": 2}.get(under[:1], 0) if len(under) > 1 and len(set(under)) == 1 else 0
+
+    def _heading(self, level: int, text: str) -> Block | None:
+        named = _LINK.sub(r"\1", self._meant(text)).replace("**", "").replace("`", "").strip()
+        return ("heading", level, named, self._page) if named else None
+
+    def _code(self, fence: str, at: int) -> tuple[Block, int]:
+        end = at + 1
+        while end < len(self._lines) and not _closes(self._lines[end], fence):
+            end += 1
+        return ("code", 0, "\n".join(self._lines[at + 1 : end]), self._page), end + 1
+
+    def _is_table(self, at: int) -> bool:
+        if "|" not in self._lines[at] or at + 1 >= len(self._lines):
+            return False
+        under = self._lines[at + 1]
+        return "|" in under and _DELIMITER.fullmatch(under) is not None
+
+    def _table(self, at: int) -> tuple[Block, int]:
+        end = at
+        rows = []
+        while end < len(self._lines) and "|" in self._lines[end] and self._lines[end].strip():
+            if not (end == at + 1 and _DELIMITER.fullmatch(self._lines[end])):
+                rows.append(self._row(self._lines[end]))
+            end += 1
+        return ("table", 0, "\n".join(row for row in rows if row), self._page), end
+
+    def _row(self, line: str) -> str:
+        cells = [self._meant(cell.strip()) for cell in _CELLS.split(line.strip().strip("|"))]
+        return " | ".join(cells) if any(cells) else ""
+
+    def _meant(self, text: str) -> str:
+        return _ESCAPED.sub(r"\1", text) if self._escaped else text
+
+
+def _closes(line: str, fence: str) -> bool:
+    bare = line.strip()
+    return len(bare) >= len(fence) and set(bare) == {fence[0]}
+
+
+def _tell(blocks: list[Block], wire_out: BinaryIO) -> None:
+    batch: list[Block] = []
+    size = 0
+    for block in blocks:
+        batch.append(block)
+        size += len(block[2])
+        if size > _BATCH_CHARS:
+            _send(wire_out, batch)
+            batch, size = [], 0
+    if batch:
+        _send(wire_out, batch)
+
+
+def _send(wire: BinaryIO, message: Any) -> None:
+    body = json.dumps(message).encode()
+    wire.write(struct.pack(">I", len(body)) + body)
+
+
+def _receive(wire: BinaryIO) -> bytes | None:
+    """None at the end of everything."""
+    head = wire.read(4)
+    if len(head) < 4:
+        return None
+    return wire.read(struct.unpack(">I", head)[0])
+
+
+if __name__ == "__main__":
+    main()

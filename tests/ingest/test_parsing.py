@@ -1,0 +1,364 @@
+"""Real files of each kind through the real child; hostile ones; a child that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engram.ingest import media, parser_child
+from engram.ingest.chunking import Block
+from engram.ingest.media import detect
+from engram.ingest.parsing import Limits, Parsers
+from engram.kernel.errors import DocumentRefused, ParserDied
+from ingest import samples
+
+pytestmark = pytest.mark.anyio
+
+LEASES = "Only the holder of a live lease can settle a row."
+HTML = (
+    f"<!doctype html><html><head><title>T</title><script>var hidden = 1</script></head><body>"
+    f"<h1>Leases</h1><p>{LEASES}</p><table><tr><th>Item</th></tr><tr><td>Tea</td></tr></table></body></html>"
+)
+GOOD = {
+    media.PDF: samples.pdf([["Outages", "An outage is not an attempt."], ["Leases", LEASES]]),
+    media.DOCX: samples.docx([("Heading1", "Leases"), ("", LEASES)], [["Item", "Cost"], ["Tea", "3"]]),
+    media.PPTX: samples.pptx([("Outages", "An outage is not an attempt."), ("Leases", LEASES)]),
+    media.XLSX: samples.xlsx({"Leases": [["Rule", "Since"], [LEASES, "2024"]]}),
+    media.HTML: HTML.encode(),
+    media.MARKDOWN: f"# Leases\n\n{LEASES}\n\n```\n# no heading\n```\n".encode(),
+    media.TEXT: f"Leases\n\n{LEASES}\n".encode(),
+    media.CSV: f"Rule,Since\n{LEASES},2024\n".encode(),
+}
+NAMES = {media.MARKDOWN: "a.md", media.CSV: "a.csv"}
+# Once this is written, the child has begun to read.
+MORE_THAN_A_PIPE = b"word " * 200_000
+PAGES = {media.PDF: 2, media.PPTX: 2}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def parsers() -> AsyncIterator[Parsers]:
+    found = Parsers()
+    yield found
+    await found.shut()
+
+
+async def read(parsers: Parsers, content: bytes, media_type: str) -> list[Block]:
+    return await parsers.parse([content[:100], content[100:]], media_type)
+
+
+@pytest.mark.parametrize("media_type", GOOD)
+async def test_every_kind_is_recognised_and_read(parsers: Parsers, media_type: str) -> None:
+    content = GOOD[media_type]
+    assert detect(content[: media.HEAD_BYTES], NAMES.get(media_type, "upload.bin")) == media_type
+    blocks = await read(parsers, content, media_type)
+    told = next(block for block in blocks if LEASES in block.text)
+    assert told.page == PAGES.get(media_type)
+    if media_type not in (media.TEXT, media.CSV):
+        heading = next(block for block in blocks if block.kind == "heading" and block.text == "Leases")
+        assert blocks.index(heading) < blocks.index(told)
+    assert not any("hidden" in block.text for block in blocks)
+
+
+async def test_a_child_serves_many_documents_and_is_replaced_in_time() -> None:
+    parsers = Parsers(at_once=1, documents_per_child=10)
+    try:
+        for _ in range(25):
+            assert await read(parsers, GOOD[media.MARKDOWN], media.MARKDOWN)
+            with pytest.raises(DocumentRefused):
+                await read(parsers, b"%PDF-1.4 nonsense", media.PDF)
+        assert parsers.started == 5
+    finally:
+        await parsers.shut()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("utf-16", "# Größe\n\nfünf"),
+        ("gb18030", "续租约要早，不能太晚。"),
+        ("utf-8-sig", "naïve"),
+        ("cp1252", "naïve café"),
+    ],
+)
+async def test_text_in_other_encodings(parsers: Parsers, encoding: str, text: str) -> None:
+    blocks = await read(parsers, text.encode(encoding), media.TEXT)
+    assert text.split()[-1] in blocks[-1].text
+
+
+def entities() -> Iterator[str]:
+    yield '<!ENTITY a0 "lol">'
+    for n in range(1, 10):
+        yield f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">'
+
+
+HOSTILE = {
+    "a password": (samples.pdf([["Secret", "text"]], owner_key=b"k"), media.PDF, "password"),
+    "a cut PDF": (GOOD[media.PDF][:300], media.PDF, "damaged"),
+    "a PDF without text": (samples.pdf([[]]), media.PDF, "no text"),
+    "a cut DOCX": (GOOD[media.DOCX][:400], media.DOCX, "damaged"),
+    "another archive": (samples.zipped({"a.txt": "x"}), media.DOCX, "damaged"),
+    "a slide show called DOCX": (GOOD[media.PPTX], media.DOCX, "damaged"),
+    "blank": (b" \n\t\n", media.TEXT, "no text"),
+    "a bomb": (samples.docx([("", "a" * 50_000_000)]), media.DOCX, "unpacks"),
+    "many members": (samples.zipped({f"{n}": "" for n in range(20_001)}), media.XLSX, "unpacks"),
+    "entities": (
+        samples.docx([("", "&a9;")], prolog=f"<!DOCTYPE w [{''.join(entities())}]>"),
+        media.DOCX,
+        "no text",
+    ),
+    "a file of ours": (
+        samples.docx([("", "&x;")], prolog='<!DOCTYPE w [<!ENTITY x SYSTEM "file:///etc/passwd">]>'),
+        media.DOCX,
+        "no text",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", HOSTILE)
+async def test_what_cannot_be_read_is_refused_in_words(parsers: Parsers, which: str) -> None:
+    content, media_type, why = HOSTILE[which]
+    with pytest.raises(DocumentRefused, match=why):
+        await read(parsers, content, media_type)
+
+
+async def test_names_in_an_archive_are_never_paths(parsers: Parsers, tmp_path: Path) -> None:
+    target = tmp_path / "planted"
+    evil = samples.zipped({f"../../../../../../..{target}": "planted", "word/document.xml": "<w/>"})
+    with pytest.raises(DocumentRefused):
+        await read(parsers, evil, media.DOCX)
+    assert not target.exists()
+
+
+async def test_deep_nesting_does_no_harm(parsers: Parsers) -> None:
+    for content, media_type in (
+        (b"> " * 20_000 + b"deep", media.MARKDOWN),
+        (b"<div>" * 50_000 + b"deep", media.HTML),
+    ):
+        with contextlib.suppress(DocumentRefused):
+            await read(parsers, content, media_type)
+    assert await read(parsers, GOOD[media.MARKDOWN], media.MARKDOWN)
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(pages=1), "pages"),
+        (Limits(text_bytes=100), "more text"),
+        (Limits(wall_seconds=0.01), "longer than"),
+        (Limits(unpacked_bytes=100), None),
+    ],
+)
+async def test_limits(limits: Limits, why: str | None) -> None:
+    parsers = Parsers(limits=limits)
+    try:
+        content = GOOD[media.PDF] if why else GOOD[media.DOCX]
+        with pytest.raises(DocumentRefused, match=why or "unpacks"):
+            await read(parsers, content, media.PDF if why else media.DOCX)
+    finally:
+        await parsers.shut()
+
+
+async def test_a_child_that_was_not_heard_out_is_not_used_again() -> None:
+    parsers = Parsers(at_once=1, limits=Limits(text_bytes=1000))
+    try:
+        with pytest.raises(DocumentRefused, match="more text"):
+            await read(parsers, b"word " * 100_000, media.TEXT)
+        assert (await read(parsers, b"short", media.TEXT))[0].text == "short"
+        assert parsers.started == 2
+    finally:
+        await parsers.shut()
+
+
+async def test_processor_time_is_limited_for_each_document_anew() -> None:
+    long = b"<html>" + b"<head " * 60_000
+    parsers = Parsers(at_once=1, limits=Limits(cpu_seconds=0))
+    try:
+        assert await read(parsers, GOOD[media.MARKDOWN], media.MARKDOWN)
+        with pytest.raises(DocumentRefused, match="processor time"):
+            await read(parsers, long, media.HTML)
+        assert await read(parsers, GOOD[media.MARKDOWN], media.MARKDOWN)
+    finally:
+        await parsers.shut()
+
+
+async def test_a_killed_child_costs_this_document_a_try_and_nobody_else_anything() -> None:
+    parsers = Parsers(at_once=1)
+    others = children()
+
+    def killing() -> Iterator[bytes]:
+        yield MORE_THAN_A_PIPE
+        (child,) = children() - others
+        os.kill(child, signal.SIGKILL)
+        yield b"more" * 100_000
+
+    try:
+        with pytest.raises(ParserDied, match="SIGKILL") as died:
+            await parsers.parse(killing(), media.MARKDOWN)
+        assert died.value.retryable
+        assert await read(parsers, GOOD[media.MARKDOWN], media.MARKDOWN)
+        assert parsers.started == 2
+    finally:
+        await parsers.shut()
+
+
+def children() -> set[int]:
+    """The parsers that this process runs."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {int(pid) for pid in own if b"parser_child" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+async def test_a_cancelled_reading_ends_its_child() -> None:
+    parsers = Parsers(at_once=1)
+    others = children()
+    begun = asyncio.Event()
+
+    def slow() -> Iterator[bytes]:
+        while True:
+            yield MORE_THAN_A_PIPE
+            begun.set()
+
+    reading = asyncio.create_task(parsers.parse(slow(), media.TEXT))
+    await begun.wait()
+    (pid,) = children() - others
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_the_child_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTGRES_DSN", "postgresql://secret@db/engram")
+    fresh = Parsers()
+    others = children()
+    seen: dict[str, object] = {}
+
+    def looking() -> Iterator[bytes]:
+        yield MORE_THAN_A_PIPE
+        (pid,) = children() - others
+        seen["environment"] = Path(f"/proc/{pid}/environ").read_bytes()
+        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        seen["files"] = [link for link in links if not link.startswith(("pipe:", "/dev/null", "anon_inode:"))]
+        seen["limits"] = Path(f"/proc/{pid}/limits").read_text()
+
+    try:
+        await fresh.parse(looking(), media.MARKDOWN)
+    finally:
+        await fresh.shut()
+    assert b"POSTGRES" not in seen["environment"]
+    assert not [link for link in seen["files"] if not link.startswith("socket:")], json.dumps(seen["files"])
+    assert str(1 << 30) in str(seen["limits"])
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"", "a.txt"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.png"),
+        (b"\x7fELF\x02\x01\x01\0\0\0", "a.md"),
+        (b"PK\x03\x04 some other archive", "a.docx"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a.doc"),
+        (b"{\\rtf1 hello}", "a.rtf"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", "a.gz"),
+    ],
+)
+def test_what_is_of_no_known_kind_is_refused(head: bytes, name: str) -> None:
+    with pytest.raises(DocumentRefused) as refused:
+        detect(head, name)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("head", "name", "found"),
+    [
+        (b"%PDF-1.7 ...", "innocent.txt", media.PDF),
+        (b"\xef\xbb\xbf<!DOCTYPE HTML><html>", "page.txt", media.HTML),
+        ("续租约".encode(), "notes", media.TEXT),
+        (b"# Title\n\ntext", "README", media.MARKDOWN),
+        (b"a,b\n1,2\n", "t.CSV", media.CSV),
+        ("# x".encode("utf-16"), "x.md", media.MARKDOWN),
+        (b"int main() {}", "main.c", media.TEXT),
+    ],
+)
+def test_content_decides_and_the_name_only_between_texts(head: bytes, name: str, found: str) -> None:
+    assert detect(head, name) == found
+
+
+MARKDOWN = """---
+title: Rules
+---
+Intro, two
+lines.
+
+- one
+- two
+  - nested
+
+Underlined
+==========
+a | b
+--- | ---
+1 | 2
+
+# Head `x` [link](http://a) ##
+#tag, no heading
+
+```py
+# in code
+```
+* * *
+last
+"""
+
+
+async def test_markdown_loses_nothing(parsers: Parsers) -> None:
+    blocks = await read(parsers, MARKDOWN.encode(), media.MARKDOWN)
+    assert [(block.kind, block.level, block.text) for block in blocks] == [
+        ("code", 0, "title: Rules"),
+        ("text", 0, "Intro, two\nlines."),
+        ("text", 0, "- one\n- two\n  - nested"),
+        ("heading", 1, "Underlined"),
+        ("table", 0, "a | b\n1 | 2"),
+        ("heading", 1, "Head x link"),
+        ("text", 0, "#tag, no heading"),
+        ("code", 0, "# in code"),
+        ("text", 0, "last"),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from([*"#-=|`~>*x ", "\n", "\n\n", "word", "续租", "a | b\n", "---\n", "```\n"]),
+        max_size=60,
+    )
+)
+def test_every_word_of_any_markdown_is_in_a_block(parts: list[str]) -> None:
+    text = "".join(parts)
+    found = "".join(block[2] for block in parser_child._Markdown(text.splitlines()).blocks())
+    for word in ("word", "续租"):
+        assert found.count(word) == text.count(word)
+
+
+async def test_html_keeps_nested_lists_and_quotes_and_no_markup_of_its_head(parsers: Parsers) -> None:
+    page = (
+        "<html><head><title>T</title><meta name=description content=hidden></head><body><h1>Top</h1>"
+        "<ul><li>x<ol><li>inner</li></ol></li></ul><blockquote>quoted</blockquote><p>1 * 2_3 # 4</p></body></html>"
+    )
+    text = "\n".join(block.text for block in await read(parsers, page.encode(), media.HTML))
+    for word in ("inner", "quoted", "1 * 2_3 # 4"):
+        assert word in text
+    assert "hidden" not in text
