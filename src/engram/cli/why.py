@@ -24,7 +24,7 @@ def why(
         typer.Argument(
             metavar="ID",
             help="An outbox row (42, outbox:42), a memory (the memory server's id, or memory:9), "
-            "an audit (audit:7) or a request (corr-…). A number is an outbox row if there is such a "
+            "an audit (audit:7), a request (corr-…), or an ingest task, its document or its event. A number is an outbox row if there is such a "
             "row; corr:X is a request, whatever X looks like.",
         ),
     ],
@@ -42,6 +42,9 @@ def why(
     asked = trace.Wanted.parse(wanted)
     config = running_config()
     found = trace.find(asked, AT_ONCE + 1, config)
+    if not found and (told := _of_document(wanted, config)):
+        print(_json(told) if as_json else "\n".join(_lines(told)), flush=True)
+        return
     if not found:
         raise NotFound(
             f"nothing has the id {wanted.strip()}", hint=f"looked for it in {', '.join(asked.places())}"
@@ -74,6 +77,21 @@ def _explained(found: Found, config: Config) -> Explanation:
 
     story = trace.story(found, heartbeats=HEARTBEATS, parked_after=DEADLINES_BEFORE_PARKING, config=config)
     return explain(found, story, max_retries=Settings.load().outbox_max_retries)
+
+
+def _of_document(wanted: str, config: Config) -> Explanation | None:
+    from uuid import UUID
+
+    from engram.cli.why_task import explained
+    from engram.ingest import events
+    from engram.logbook.connection import run
+
+    try:
+        known_as = UUID(wanted.strip().removeprefix("task:").removeprefix("event:"))
+    except ValueError:
+        return None
+    story = run(events.story(known_as), config)
+    return explained(story) if story else None
 
 
 def _lines(told: Explanation) -> Iterator[str]:
