@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: help up demo verify-unified test test-only lint format soak mutants conformance bench docs lock clean
+.PHONY: help up demo verify-unified test test-only lint format soak mutants conformance kafka bench docs lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,6 +27,8 @@ test: lint test-only ## Install what is needed, check the code, run the tests
 
 test-only: $(VENV)/dev.stamp
 	@$(BIN)/python tests/support/node.py install
+	@$(BIN)/python tests/support/kafka.py install
+	@$(BIN)/python tests/support/subversion.py
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/dev.stamp ## Style, types, import rules
@@ -47,6 +49,9 @@ mutants: $(VENV)/dev.stamp ## Sabotage the code line by line; every sabotage mus
 
 conformance: $(VENV)/dev.stamp ## Run the MCP suite and write the table of docs/conformance.md
 	cd tests && $(CURDIR)/$(BIN)/python -m conformance.document
+
+kafka: $(VENV)/dev.stamp ## Run a Kafka broker on 127.0.0.1:9092 to try INGEST_QUEUE=kafka (needs Java and Maven)
+	$(BIN)/python tests/support/kafka.py
 
 bench: $(VENV)/dev.stamp ## Measure against bare scripts; prints ratios
 	$(BIN)/python -m benchmarks

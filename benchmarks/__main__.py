@@ -5,7 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ["startup", "drain", "enqueue", "claim", "deliver", "gateway", "memory_server", "retrieval"]
+NAMES = [
+    "startup",
+    "drain",
+    "enqueue",
+    "claim",
+    "deliver",
+    "gateway",
+    "memory_server",
+    "retrieval",
+    "knowledge_search",
+    "scm",
+    "ingest",
+    "sandboxes",
+]
 
 for name in sys.argv[1:] or NAMES:
     importlib.import_module(f"benchmarks.{name}").main()

@@ -240,7 +240,13 @@ class Stack:
         return {name: value for name, value in os.environ.items() if name not in ours}
 
     def _plan_children(self) -> None:
-        roles = {"gateway": ["serve"], "outbox worker": ["worker", "outbox"]}
+        roles = {
+            "gateway": ["serve"],
+            "outbox worker": ["worker", "outbox"],
+            "ingest worker": ["worker", "ingest"],
+        }
+        if self.settings.ingest_queue == "kafka":
+            roles["publisher"] = ["worker", "publisher"]
         if self.settings.openmemory_base_url is None and self.postgres:
             if self.settings.memory_dsn is None:
                 self.postgres.ensure_database(assembly.MEMORY_DATABASE)

@@ -43,7 +43,7 @@ async def test_tools_are_described_for_agents(gateway: str, era: str) -> None:
 
 def test_what_tools_do_is_what_they_say() -> None:
     """Spelled out: an agent may call the first kind unasked, and must ask before the second."""
-    asking = {"memory_query", "reliability_report", "evidence_read", "logbook_query"}
+    asking = {"memory_query", "reliability_report", "evidence_read", "logbook_query", "knowledge_search"}
     assert {name for name, tool in TOOLS.items() if tool.read_only} == asking
     assert {name for name, tool in TOOLS.items() if tool.scope == "read"} == asking
     assert {name for name, tool in TOOLS.items() if tool.destructive} == {
@@ -51,7 +51,7 @@ def test_what_tools_do_is_what_they_say() -> None:
         "governance_update",
     }
     assert {name for name, tool in TOOLS.items() if tool.scope == "admin"} == {"governance_update"}
-    made_anew = {"logbook_create_item", "logbook_add_event"}
+    made_anew = {"logbook_create_item", "logbook_add_event", "sandbox_create", "sandbox_exec"}
     assert {name for name, tool in TOOLS.items() if not tool.repeatable} == made_anew
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -24,11 +25,14 @@ from engram.assembly import build_app
 from engram.kernel.settings import Settings
 from engram.logbook import recall
 from engram.logbook.config import Config
+from engram.postgres.pool import connect
+from engram.search.tokens import tokenize, tsvector
 from support.backend import Backend
 from support.faults import Fault, Order
 from support.serving import serving
 
 SECRET = "zebrafish"
+SANDBOX = "5a17d0b0-0000-4000-8000-000000000000"
 TEXT = f"The {SECRET} password is kept in the vault."
 
 
@@ -76,11 +80,43 @@ def _filled(people: People, backend: Backend, config: Config) -> dict[str, Any]:
     event = people.call(people.ada, "logbook_add_event", event_type="note", content_md=TEXT)[1]
     recall.add_candidate("private:ada", "FACT", SECRET, TEXT, config=config)
     return {
+        "document_id": _document(config),
+        "sandbox_id": _sandbox(config),
         "memory_id": stored["memory_id"],
         "outbox_id": parked["outbox_id"],
         "uri": evidence["uri"],
         **event,
     }
+
+
+def _sandbox(config: Config) -> str:
+    """A sandbox of hers."""
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "INSERT INTO sandboxes.sandboxes (id, owner, profile, env, host, status, ready_at, expires_at)"
+            " VALUES (%(id)s, 'ada', 'default', jsonb_build_object('A', %(secret)s::text), 'here', 'ready', now(),"
+            " now() + interval '1 hour') ON CONFLICT DO NOTHING",
+            {"id": SANDBOX, "secret": SECRET},
+        )
+    return SANDBOX
+
+
+def _document(config: Config) -> str:
+    """A document of hers, as a worker leaves it."""
+    document = str(uuid4())
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "INSERT INTO ingest.knowledge_document (id, owner, title, filename, media_type, sha256, bytes, artifact_key)"
+            " VALUES (%(id)s, 'ada', %(title)s, 'a.md', 'text/markdown', repeat('a', 64), 1, 'k')"
+            " ON CONFLICT DO NOTHING",
+            {"id": document, "title": SECRET},
+        )
+        connection.execute(
+            "INSERT INTO ingest.knowledge_segment (document_id, ordinal, tags, heading, content, words)"
+            " VALUES (%(id)s, 0, ARRAY['owner:ada', 'document:' || %(id)s::uuid], '', %(text)s, %(words)s::tsvector)",
+            {"id": document, "text": TEXT, "words": tsvector(tokenize(TEXT))},
+        )
+    return document
 
 
 def test_ada_sees_her_own(people: People, backend: Backend, config: Config) -> None:
@@ -89,6 +125,7 @@ def test_ada_sees_her_own(people: People, backend: Backend, config: Config) -> N
     assert SECRET in json.dumps(people.call(people.ada, "memory_query", query=SECRET))
     assert SECRET in json.dumps(people.call(people.ada, "evidence_read", uri=known["uri"]))
     assert SECRET in json.dumps(people.call(people.ada, "logbook_query", text=SECRET))
+    assert SECRET in json.dumps(people.call(people.ada, "knowledge_search", query="vault"))
 
 
 @pytest.mark.parametrize("degraded", [False, True], ids=["server-well", "server-ill"])
@@ -137,6 +174,13 @@ def _questions(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "evidence_upload", {"content": "x", "target_space": "private:ada"}
     yield "logbook_add_event", {"event_type": "x", "content_md": "x", "target_space": "private:ada"}
     yield "logbook_create_item", {"item_type": "x", "title": "x"}
+    for document in (None, known["document_id"]):
+        yield "knowledge_search", _given(query=f"{SECRET} password vault", document_id=document, top_k=50)
+    yield "knowledge_search", {"query": SECRET, "actor_user_id": "ada"}
+    inside = {"sandbox_id": known["sandbox_id"], "argv": ["env"]}
+    yield "sandbox_exec", inside
+    yield "sandbox_exec", {**inside, "actor_user_id": "ada"}
+    yield "sandbox_create", {"actor_user_id": "ada"}
     yield "reliability_report", {}
     yield "governance_update", {"team_write_enabled": True}
 

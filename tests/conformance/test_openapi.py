@@ -84,7 +84,18 @@ def operations(settings: Settings) -> set[str]:
 
 
 # They ask for what an earlier reply named, and whether one came before is not in our hands.
-NEED_AN_EARLIER_REPLY = {"POST /evidence/read", "POST /memory/forget"}
+NEED_AN_EARLIER_REPLY = {
+    "POST /evidence/read",
+    "POST /memory/forget",
+    "GET /v1/sandboxes/{sandbox_id}",
+    "DELETE /v1/sandboxes/{sandbox_id}",
+    "POST /v1/sandboxes/{sandbox_id}/exec",
+    "POST /v1/sandboxes/{sandbox_id}/extend_ttl",
+    "POST /v1/sandboxes/{sandbox_id}/stop",
+    "GET /v1/sandboxes/{sandbox_id}/files/{path}",
+    "PUT /v1/sandboxes/{sandbox_id}/files/{path}",
+    "DELETE /v1/sandboxes/{sandbox_id}/files/{path}",
+}
 
 
 def answered(statuses: Statuses) -> set[str]:

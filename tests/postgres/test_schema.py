@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from engram.embedded import postgres_binary
+from engram.embedded import EmbeddedPostgres, postgres_binary
 from engram.postgres.pool import connect
 
 SCHEMA = files("engram.migrations").joinpath("schema.sql").read_text("utf-8")
@@ -47,13 +47,17 @@ def database_settings(dsn: str) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-def test_it_is_equal_to_the_migrations(dsn: str, empty_dsn: str) -> None:
+def test_it_is_equal_to_the_migrations(
+    dsn: str, empty_dsn: str, postgres_server: EmbeddedPostgres, template: str
+) -> None:
     with connect(empty_dsn) as connection:
         connection.execute(SCHEMA.encode())
     from_migrations = dumped(dsn)
     assert len(from_migrations) > 50
     assert dumped(empty_dsn) == from_migrations
-    assert database_settings(empty_dsn) == database_settings(dsn)
+    # A copy of a database has none of its settings, so the template itself is asked.
+    assert database_settings(empty_dsn) == database_settings(postgres_server.dsn(template))
+    assert any("search_path" in config for _, configs in database_settings(empty_dsn) for config in configs)
 
 
 def test_the_comparison_sees_a_difference(dsn: str, empty_dsn: str) -> None:

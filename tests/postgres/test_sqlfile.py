@@ -107,6 +107,7 @@ def schemas(postgres_server: EmbeddedPostgres) -> Iterator[dict[str, psycopg.Con
             migrate(dsn)
             connections[name] = held.enter_context(connect(dsn))
         connections["memory"].execute("SELECT use_vectors('a model', 8)")
+        connections["engram"].execute("SELECT ingest.use_vectors('a model', 8)")
         yield connections
 
 

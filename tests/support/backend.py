@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,12 +69,22 @@ def backend(memory_server: Backend) -> Iterator[Backend]:
     memory_server.faults.reset()
 
 
+@pytest.fixture(scope="session")
+def sandbox_root() -> Iterator[Path]:
+    """Where sandboxes may be: not below pytest's own folder, which nobody else may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="engram-sandboxes-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
-def settings(dsn: str, backend: Backend, tmp_path: Path) -> Settings:
+def settings(dsn: str, backend: Backend, tmp_path: Path, sandbox_root: Path) -> Settings:
     return replace(
         Settings.load({}),
         postgres_dsn=dsn,
         artifacts_dir=tmp_path / "artifacts",
+        sandbox_dir=sandbox_root,
         openmemory_base_url=backend.url,
         openmemory_api_key=backend.key,
         openmemory_timeout_seconds=0.5,

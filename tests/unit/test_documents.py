@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engram.ingest.lifecycle import TASK
 from engram.kernel.failpoints import FAILPOINTS
 from engram.logbook.lifecycle import OUTBOX
 
@@ -16,6 +17,10 @@ ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
 @pytest.mark.parametrize("document", ["architecture.md", "lease-protocol.md"])
 def test_the_lease_diagram_is_the_state_machines_own(document: str) -> None:
     assert f"```mermaid\n{OUTBOX.mermaid()}```" in (DOCS / document).read_text("utf-8")
+
+
+def test_the_diagram_of_a_task_is_the_state_machines_own() -> None:
+    assert f"```mermaid\n{TASK.mermaid()}```" in (DOCS / "ingest.md").read_text("utf-8")
 
 
 def test_every_failpoint_is_explained() -> None:

@@ -19,6 +19,9 @@ CLASSES = [
 ARGUMENTS: dict[type[EngramError], dict[str, Any]] = {BackendError: {"reason": "timeout", "retryable": True}}
 
 
+ASK_LATER = (errors.IdempotencyInProgress, errors.LimitReached)
+
+
 def made(kind: type[EngramError]) -> EngramError:
     return kind("it broke", **ARGUMENTS.get(kind, {}))
 
@@ -50,14 +53,14 @@ def test_each_class_says_what_a_caller_needs(kind: type[EngramError]) -> None:
     assert isinstance(error.retryable, bool)
     assert str(error) == error.message == "it broke"
     assert error.hint is None
-    assert error.context == ({} if kind is not errors.IdempotencyInProgress else {"retry_after": 1})
+    assert error.context == ({"retry_after": 1} if kind in ASK_LATER else {})
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_only_what_is_not_the_callers_fault_is_retryable(kind: type[EngramError]) -> None:
     """A 4xx repeated as it is fails as it did; a retryable failure says so by its status too."""
     error = made(kind)
-    if kind is errors.IdempotencyInProgress:
+    if kind in ASK_LATER:
         assert error.retryable, "asking again is what it is for"
         return
     if error.retryable:

@@ -112,7 +112,7 @@ def ask() -> Asked:
         echo,
         allowed_hosts=["Memory.Internal", "other.internal:8787"],
         allowed_origins=["https://Console.Internal"],
-        multipart_paths=["/upload"],
+        multipart_paths={"/upload": 1 << 20},
     )
 
 

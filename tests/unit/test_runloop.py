@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from engram.kernel.errors import ConstraintViolated, DatabaseUnavailable
-from engram.kernel.runloop import run_loop, run_together, stop_on_signals
+from engram.kernel.runloop import cut_off, run_loop, run_together, stop_on_signals
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +86,31 @@ async def test_work_in_hand_is_finished_before_it_stops() -> None:
     go_on.set()
     await loop
     assert finished == [True]
+
+
+async def test_work_that_may_be_cut_off_is_and_its_failures_and_counts_are_kept() -> None:
+    stop, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 1
+
+    async def failing() -> int:
+        raise DatabaseUnavailable("away")
+
+    async def two() -> int:
+        return 2
+
+    assert await cut_off(two, stop)() == 2
+    with pytest.raises(DatabaseUnavailable):
+        await cut_off(failing, stop)()
+    asyncio.get_running_loop().call_soon(stop.set)
+    async with asyncio.timeout(5):
+        assert await cut_off(endless, stop)() == 0
+    assert ended.is_set()
 
 
 async def test_a_retryable_failure_is_logged_waited_out_and_survived(

@@ -20,7 +20,7 @@ from engram.api.correlation import Correlated
 from engram.api.errors import install_error_handlers, reply_to
 from engram.api.mcp_mount import McpMount
 from engram.api.openapi import Documented
-from engram.api.routes import operations
+from engram.api.routes import knowledge, knowledge_search, operations, sandboxes
 from engram.api.routes.tools import twins
 from engram.api.services import Services
 from engram.api.tokens_file import TokensFile
@@ -51,6 +51,9 @@ def create_app(
     app.router.lifespan_context = _lifespan(open_services, mount)
     app.include_router(twins())
     app.include_router(operations.routes)
+    app.include_router(knowledge.routes)
+    app.include_router(knowledge_search.routes)
+    app.include_router(sandboxes.routes)
     app.router.routes.append(Route("/mcp", endpoint=mount))
     install_error_handlers(app)
     app.add_middleware(Authenticated, tokens=tokens)
@@ -60,6 +63,10 @@ def create_app(
         max_body_bytes=settings.max_body_bytes,
         allowed_hosts=[*settings.allowed_hosts, _own_host(settings)],
         allowed_origins=settings.allowed_origins,
+        multipart_paths={
+            knowledge.UPLOAD_PATH: settings.ingest_max_upload_bytes + knowledge.WRAPPING_BYTES,
+        },
+        file_paths={sandboxes.FILE_PATHS: settings.sandbox_file_mb << 20},
     )
     app.add_middleware(Correlated)
     return app

@@ -22,6 +22,7 @@ from engram.kernel.errors import (
     ErrorCode,
     IdempotencyInProgress,
     InputError,
+    LimitReached,
     Unauthenticated,
 )
 from engram.kernel.logs import fields
@@ -60,7 +61,7 @@ def reply_to(error: EngramError) -> JSONResponse:
     if error.http_status >= 500:
         log.error("request.failed", extra=fields(code=error.code, error=error.message))
     headers = {}
-    if isinstance(error, IdempotencyInProgress):
+    if isinstance(error, IdempotencyInProgress | LimitReached):
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"

@@ -12,9 +12,12 @@ from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.notebook import Notebook
 from engram.gateway.openmemory_client import OpenMemoryClient
+from engram.ingest.search import KnowledgeSearch
+from engram.ingest.uploads import Uploads
 from engram.kernel.settings import Settings
 from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
+from engram.sandboxes.service import Sandboxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,6 @@ class Services:
     evidence: Evidence
     notebook: Notebook
     gatekeeper: Gatekeeper
+    sandboxes: Sandboxes
+    uploads: Uploads
+    knowledge: KnowledgeSearch

@@ -11,7 +11,23 @@ from collections.abc import Callable
 
 import typer
 
-from engram.cli import database, evidence, governance, mcp, memory, outbox, roles, stack, token, verify, why
+from engram.cli import (
+    database,
+    evidence,
+    governance,
+    ingest,
+    mcp,
+    memory,
+    outbox,
+    roles,
+    sandbox,
+    scm,
+    search,
+    stack,
+    token,
+    verify,
+    why,
+)
 
 app = typer.Typer(
     name="engram",
@@ -31,6 +47,13 @@ files = typer.Typer(help="Keep and read the files that memories rest on.", no_ar
 app.add_typer(files, name="evidence")
 waiting = typer.Typer(help="See what waits for the memory server, and try again.", no_args_is_help=True)
 app.add_typer(waiting, name="outbox")
+following = typer.Typer(help="Follow git, Subversion and GitLab, and remember.", no_args_is_help=True)
+app.add_typer(following, name="scm")
+
+bringing = typer.Typer(help="Bring documents in, and see how they are.", no_args_is_help=True)
+app.add_typer(bringing, name="ingest")
+boxes = typer.Typer(help="Make sandboxes and run commands in them.", no_args_is_help=True)
+app.add_typer(boxes, name="sandbox")
 
 app.command("up")(stack.up)
 app.command("demo")(stack.demo)
@@ -39,6 +62,8 @@ app.command("release")(stack.release)
 app.command("serve")(roles.serve)
 app.command("memory-server")(roles.memory_server)
 worker.command("outbox")(roles.worker_outbox)
+worker.command("ingest")(roles.worker_ingest)
+worker.command("publisher")(roles.worker_publisher)
 app.command("reconcile")(roles.reconcile)
 app.command("migrate")(database.migrate)
 app.command("psql", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
@@ -50,15 +75,32 @@ app.command("redis-cli", context_settings={"allow_extra_args": True, "ignore_unk
 app.command("store")(memory.store)
 app.command("query")(memory.query)
 app.command("forget")(memory.forget)
+app.command("search")(search.search)
 app.command("why")(why.why)
 app.command("report")(governance.report)
 governing.command("show")(governance.show)
 governing.command("set")(governance.set_)
 files.command("upload")(evidence.upload)
 files.command("read")(evidence.read)
+files.command("show")(evidence.read)
 waiting.command("list")(outbox.list_)
 waiting.command("show")(outbox.show)
 waiting.command("requeue")(outbox.requeue)
+following.command("add")(scm.add)
+following.command("sync")(scm.sync)
+following.command("status")(scm.status)
+following.command("materialize")(scm.materialize)
+following.command("consume")(scm.consume)
+bringing.command("upload")(ingest.upload)
+bringing.command("status")(ingest.status)
+bringing.command("retry")(ingest.retry)
+bringing.command("rebuild")(ingest.rebuild)
+bringing.command("events")(ingest.list_events)
+boxes.command("create")(sandbox.create)
+boxes.command("exec")(sandbox.exec_)
+boxes.command("ls")(sandbox.ls)
+boxes.command("rm")(sandbox.rm)
+boxes.command("reap")(sandbox.reap)
 app.command("mcp")(mcp.mcp)
 app.command("mcp-config")(memory.mcp_config)
 tokens.command("create")(token.create)

@@ -37,9 +37,14 @@ class CheckFailed(Exception):
 def tell() -> int:
     logs.configure("error", "human")
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="engram-demo-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="engram-demo-") as folder,
+        tempfile.TemporaryDirectory(prefix="engram-demo-sandboxes-") as boxes,
+    ):
+        Path(boxes).chmod(0o711)
         settings = Settings(
             data_dir=Path(folder) / "data",
+            sandbox_dir=Path(boxes),
             gateway_port=free_port(),
             breaker_cooldown_seconds=0.5,
             outbox_poll_seconds=0.2,
@@ -72,6 +77,7 @@ class _Story:
             self._found_while_degraded()
             self._delivered(outbox_id)
             self._accounted_for()
+            self._one_sandbox()
         finally:
             self._server.close()
             close(self._config)
@@ -127,6 +133,26 @@ class _Story:
             f"in SQL: count(redirect) = count(outbox_memory) = {outbox_rows}; "
             f"all {len(sums)} invariants hold; {len(audits)} audits, none pending"
         )
+
+    def _one_sandbox(self) -> None:
+        """The same request twice; where the kernel cannot, that is said, and is no failure."""
+        url, key = f"{self._stack.gateway_url}/v1/sandboxes", {"Idempotency-Key": "demo-1"}
+        with httpx2.Client(trust_env=False, timeout=30) as http:
+            first, again = (http.post(url, json={}, headers=key) for _ in range(2))
+            if first.status_code == 503:
+                print(f"- {first.json()['message']}", flush=True)
+                return
+            box = first.json()
+            _check(
+                (first.status_code, again.json()) == (201, box), f"not one sandbox: {first.text} {again.text}"
+            )
+            _check(again.headers.get("Idempotency-Replayed") == "true", "the second answer is not a replay")
+            listed = http.get(url).json()["sandboxes"]
+            _check([one["id"] for one in listed] == [box["id"]], f"{len(listed)} sandboxes, not one")
+            said = http.post(f"{url}/{box['id']}/exec", json={"argv": ["echo", "hello"]}).json()
+            _check(said.get("stdout") == "hello\n", f"the command did not run: {said}")
+            _check(http.delete(f"{url}/{box['id']}").status_code == 204, "the sandbox was not removed")
+        _say(f"asked twice for a sandbox with one key: one, {box['id']}; a command ran in it")
 
     def _call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         return call_tool(tool, arguments, self._stack.gateway_url)

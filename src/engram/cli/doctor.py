@@ -38,6 +38,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _redis(settings)
     yield _looked("memory server", lambda: _memory_server(settings), "check OPENMEMORY_BASE_URL and its key")
     yield _looked("gateway", lambda: _gateway(settings), "start it with `engram up` or `engram serve`")
+    yield _looked("sandboxes", lambda: _sandboxes(settings), "`docs/sandboxes.md` says what a host needs")
     if dsn is not None:
         yield _looked("outbox", lambda: _outbox(dsn), "look with `engram psql`")
         yield from _invariants(dsn)
@@ -90,6 +91,23 @@ def _gateway(settings: Settings) -> str:
     if reply.status_code != 200:
         raise EngramError(f"{url} is not ready: {reply.text[:300]}")
     return f"{url} is ready, mode {reply.json()['mode']}"
+
+
+def _sandboxes(settings: Settings) -> str:
+    """Run a command in one, here and now."""
+    driver = assembly.sandbox_driver(settings, "doctor")
+    if driver is None:
+        return "switched off (ENGRAM_SANDBOX_DRIVER)"
+
+    async def try_it() -> str | None:
+        try:
+            return await driver.why_not()
+        finally:
+            await driver.close()
+
+    if reason := asyncio.run(try_it()):
+        raise EngramError(reason)
+    return "this host can run them"
 
 
 def _outbox(dsn: str) -> str:

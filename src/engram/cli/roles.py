@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 10
 RECONCILE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 5.0
+GAUGE_SECONDS = 5.0
 # What a stopping worker may take in all: less than the supervisor waits for it.
 STOP_SECONDS = 7.0
 
@@ -88,11 +89,72 @@ def worker_outbox(
     import asyncio
 
     from engram import assembly
+    from engram.web.metrics_listener import serving_metrics
 
     settings = prepared()
     with assembly.addresses(settings, _told) as found:
         assembly.require_schema(found)
-        asyncio.run(_worker_once(found) if once else _worker_loop(found))
+        if once:
+            asyncio.run(_worker_once(found))
+            return
+        with serving_metrics(found.metrics_port):
+            asyncio.run(_worker_loop(found))
+
+
+def worker_ingest() -> None:
+    """Bring uploaded documents in: new tasks, retries, and what dead workers left."""
+    import asyncio
+
+    from engram import assembly
+    from engram.web.metrics_listener import serving_metrics
+
+    settings = prepared()
+    with assembly.addresses(settings, _told) as found, assembly.with_redis(found, _told) as whole:
+        assembly.require_schema(whole)
+        with serving_metrics(whole.metrics_port):
+            asyncio.run(_ingest_loop(whole))
+
+
+async def _ingest_loop(settings: Settings) -> None:
+    from engram import assembly
+    from engram.kernel.runloop import run_together, stop_on_signals
+
+    stop = stop_on_signals()
+    async with assembly.open_ingest(settings, stop=stop) as parts:
+        if parts.reclaimer is not None:
+            await parts.reclaimer.beat()
+        loops = parts.loops(settings, stop)
+        await run_together(*loops, parts.worker.finish(), stop=stop, patience_seconds=STOP_SECONDS)
+        if parts.reclaimer is not None:
+            await parts.reclaimer.leave()
+
+
+def worker_publisher() -> None:
+    """Publish waiting events to Kafka; as many of these as wanted."""
+    import asyncio
+
+    from engram import assembly
+    from engram.web.metrics_listener import serving_metrics
+
+    settings = prepared()
+    with assembly.addresses(settings, _told) as found:
+        assembly.kafka_servers(found)
+        assembly.require_schema(found)
+        with serving_metrics(found.metrics_port):
+            asyncio.run(_publisher_loop(found))
+
+
+async def _publisher_loop(settings: Settings) -> None:
+    from engram import assembly
+    from engram.kernel.runloop import run_loop, run_together, stop_on_signals
+
+    stop = stop_on_signals()
+    idle = settings.ingest_kafka_publish_interval_ms / 1000
+    async with assembly.open_publishers(settings) as publishers:
+        loops = [run_loop("publisher", each.run_once, idle_seconds=idle, stop=stop) for each in publishers]
+        gauges = run_loop("publisher.gauges", publishers[0].measure, idle_seconds=GAUGE_SECONDS, stop=stop)
+        patience = settings.ingest_kafka_lease_seconds
+        await run_together(*loops, gauges, stop=stop, patience_seconds=patience)
 
 
 def run_worker_command() -> None:

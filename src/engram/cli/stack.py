@@ -34,8 +34,16 @@ def up() -> None:
     _progress("stopped; nothing is lost")
 
 
-def demo() -> None:
+def demo(
+    kafka: Annotated[
+        bool, typer.Option("--kafka", help="An upload surviving the restart of a broker (Java and Maven).")
+    ] = False,
+) -> None:
     """Show a write surviving a dead memory server, in under half a minute."""
+    if kafka:
+        from engram.cli.demo_kafka import tell as tell_of_kafka
+
+        sys.exit(tell_of_kafka())
     from engram.cli.demo import tell
 
     sys.exit(tell())

@@ -24,12 +24,19 @@
     │   └── ConstraintViolated    a CHECK, UNIQUE or foreign key
     ├── ArtifactError             the artifact store is full or broken     (retryable)
     │   └── ArtifactCorrupt       bytes that are not the ones put there
+    ├── SandboxUnavailable        no sandbox can be made or used here      (retryable)
+    ├── LimitReached              as many as one owner may have              (retryable)
     ├── SchemaError               the database's schema is not this code's
     ├── EmbeddedError             an embedded PostgreSQL or Redis cannot be run
     ├── GatewayUnavailable        no gateway answers where one should        (retryable)
     ├── RedisUnavailable          Redis does not answer, or not to us        (retryable)
+    ├── KafkaUnavailable          Kafka does not answer, or not to us        (retryable)
     ├── EmbeddingFailed           text could not be made a vector (`retryable` says if it may be later)
+    ├── ParserDied                the process that reads documents died of one  (retryable)
+    ├── VectorStoreFailed         Chroma does not answer, or not as it should  (retryable)
     ├── BackendError              the memory server failed (see its attributes)
+    ├── SourceError               a repository could not be read (`retryable` says if it may be later)
+    │   └── SourceRefused         ... because it does not take our credentials
     ├── AuditWriteFailed          the audit row of a write could not be written
     └── OutboxEnqueueFailed       a write could not be parked
 
@@ -63,13 +70,20 @@ class ErrorCode(StrEnum):
     EMBEDDED_FAILED = "EMBEDDED_FAILED"
     GATEWAY_UNAVAILABLE = "GATEWAY_UNAVAILABLE"
     REDIS_UNAVAILABLE = "REDIS_UNAVAILABLE"
+    KAFKA_UNAVAILABLE = "KAFKA_UNAVAILABLE"
     EMBEDDING_FAILED = "EMBEDDING_FAILED"
+    PARSER_DIED = "PARSER_DIED"
+    VECTOR_STORE_FAILED = "VECTOR_STORE_FAILED"
     BACKEND_FAILED = "BACKEND_FAILED"
+    SOURCE_FAILED = "SOURCE_FAILED"
+    SOURCE_REFUSED = "SOURCE_REFUSED"
     ARTIFACT_FAILED = "ARTIFACT_FAILED"
     ARTIFACT_CORRUPT = "ARTIFACT_CORRUPT"
     ARTIFACT_TOO_LARGE = "ARTIFACT_TOO_LARGE"
     DOCUMENT_REFUSED = "DOCUMENT_REFUSED"
     LEASE_LOST = "LEASE_LOST"
+    SANDBOX_UNAVAILABLE = "SANDBOX_UNAVAILABLE"
+    LIMIT_REACHED = "LIMIT_REACHED"
     IDEMPOTENCY_MISMATCH = "conflict"
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
     IDEMPOTENCY_OUTCOME_UNKNOWN = "idempotency_outcome_unknown"
@@ -81,11 +95,15 @@ class ErrorCode(StrEnum):
 
 
 class EngramError(Exception):
-    """A failure with a code for programs, a message for people and a next step."""
+    """A failure with a code for programs, a message for people and a next step.
+
+    `effectless`: it came before anything was done, so what must not run twice may be tried again.
+    """
 
     code: ErrorCode = ErrorCode.INTERNAL
     http_status: int = 500
     retryable: bool = False
+    effectless: bool = False
 
     def __init__(
         self,
@@ -251,6 +269,27 @@ class ConstraintViolated(DatabaseError):
         self.constraint = constraint
 
 
+class SandboxUnavailable(EngramError):
+    """The kernel, the disk or the driver cannot do it; the message says which."""
+
+    code = ErrorCode.SANDBOX_UNAVAILABLE
+    http_status = 503
+    retryable = True
+
+
+class LimitReached(EngramError):
+    """One owner has as many of something as may be; ask again in `retry_after` seconds."""
+
+    code = ErrorCode.LIMIT_REACHED
+    http_status = 429
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: int = 1, **kw: Any) -> None:
+        super().__init__(message, **kw)
+        self.retry_after = retry_after
+        self.context["retry_after"] = retry_after
+
+
 class SchemaError(EngramError):
     code = ErrorCode.SCHEMA_MISMATCH
     http_status = 503
@@ -274,6 +313,12 @@ class RedisUnavailable(EngramError):
     retryable = True
 
 
+class KafkaUnavailable(EngramError):
+    code = ErrorCode.KAFKA_UNAVAILABLE
+    http_status = 503
+    retryable = True
+
+
 class EmbeddingFailed(EngramError):
     code = ErrorCode.EMBEDDING_FAILED
     http_status = 502
@@ -281,6 +326,20 @@ class EmbeddingFailed(EngramError):
     def __init__(self, message: str, *, retryable: bool = True, **kw: Any) -> None:
         super().__init__(message, **kw)
         self.retryable = retryable
+
+
+class ParserDied(EngramError):
+    """Nobody knows why, so another try may be luckier; it counts as one."""
+
+    code = ErrorCode.PARSER_DIED
+    http_status = 503
+    retryable = True
+
+
+class VectorStoreFailed(EngramError):
+    code = ErrorCode.VECTOR_STORE_FAILED
+    http_status = 503
+    retryable = True
 
 
 class BackendError(EngramError):
@@ -313,6 +372,29 @@ class BackendError(EngramError):
         self.outage = outage
         self.ambiguous = ambiguous
         self.retry_after = retry_after
+
+
+class SourceError(EngramError):
+    """A repository of source code did not give what was asked; the watermark stays where it is."""
+
+    code = ErrorCode.SOURCE_FAILED
+    http_status = 502
+
+    def __init__(
+        self, message: str, *, retryable: bool = True, retry_after: float | None = None, **kw: Any
+    ) -> None:
+        super().__init__(message, **kw)
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class SourceRefused(SourceError):
+    """Another try with the same credentials would end the same way. The hint says what to set."""
+
+    code = ErrorCode.SOURCE_REFUSED
+
+    def __init__(self, message: str, **kw: Any) -> None:
+        super().__init__(message, retryable=False, **kw)
 
 
 class AuditWriteFailed(EngramError):

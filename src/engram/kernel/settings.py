@@ -30,12 +30,14 @@ class Setting:
     example: str
     doc: str
     secret: bool = False
+    empty: bool = False  # set to nothing, it is nothing; any other setting is then as if not set
 
 
 def _setting(
-    env: str, key: str, parse: Parse, default: Any, example: str, doc: str, *, secret: bool = False
-) -> Any:
-    described = Setting(env, key, parse, example, doc, secret)
+    env: str, key: str, parse: Parse, default: Any, example: str, doc: str,
+    *, secret: bool = False, empty: bool = False,
+) -> Any:  # fmt: skip
+    described = Setting(env, key, parse, example, doc, secret, empty)
     return field(default=default, repr=not secret, metadata={"setting": described})
 
 
@@ -103,6 +105,23 @@ def _flag(value: str) -> bool:
     if value.strip().lower() not in known:
         raise ValueError("must be 1 or 0, true or false")
     return known[value.strip().lower()]
+
+
+def _servers(value: str) -> str:
+    servers = [part.strip() for part in value.split(",")]
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdigit() or any(c.isspace() or c == "/" for c in host):
+            raise ValueError("must be host:port, or several with commas between")
+    return ",".join(servers)
+
+
+def _stream_key(value: str) -> str:
+    """A key of Redis, or nothing."""
+    value = value.strip()
+    if any(c.isspace() or not c.isprintable() for c in value) or len(value) > 200:
+        raise ValueError("takes at most 200 characters and no spaces")
+    return value
 
 
 def _path(value: str) -> Path:
@@ -275,6 +294,106 @@ class Settings:
         "OUTBOX_POLL_SECONDS", "outbox.poll-seconds", _number(0.05, 3600), 1.0,
         "1", "How often an idle worker looks for work.",
     )  # fmt: skip
+    ingest_queue: str = _setting(
+        "INGEST_QUEUE", "app.ingest.queue", _choice("redis", "kafka"), "redis",
+        "redis", "What tells the ingest workers that there is work: redis or kafka.",
+    )  # fmt: skip
+    ingest_max_attempts: int = _setting(
+        "INGEST_REDIS_MAX_ATTEMPTS", "app.ingest.redis.max-attempts", _integer(1, 1000), 10,
+        "10", "Failures after which an ingest task is dead.",
+    )  # fmt: skip
+    ingest_base_backoff_ms: int = _setting(
+        "INGEST_REDIS_RETRY_BASE_BACKOFF_MS", "app.ingest.redis.retry.base-backoff-ms",
+        _integer(0, 86_400_000), 1000,
+        "1000", "Ingest back-off: base; doubled with each failure.",
+    )  # fmt: skip
+    ingest_max_backoff_ms: int = _setting(
+        "INGEST_REDIS_RETRY_MAX_BACKOFF_MS", "app.ingest.redis.retry.max-backoff-ms",
+        _integer(0, 604_800_000), 600_000,
+        "600000", "Ingest back-off: ceiling.",
+    )  # fmt: skip
+    ingest_reclaim_enabled: bool = _setting(
+        "INGEST_REDIS_RECLAIM_ENABLED", "app.ingest.redis.reclaim-enabled", _flag, True,
+        "1", "Take over stream entries whose consumer is gone or has been silent for long.",
+    )  # fmt: skip
+    ingest_reclaim_interval_ms: int = _setting(
+        "INGEST_REDIS_RECLAIM_INTERVAL_MS", "app.ingest.redis.reclaim-interval-ms",
+        _integer(10, 3_600_000), 5000,
+        "5000", "How often they are looked for.",
+    )  # fmt: skip
+    ingest_reclaim_idle_ms: int = _setting(
+        "INGEST_REDIS_RECLAIM_IDLE_MS", "app.ingest.redis.reclaim-idle-ms", _integer(0, 604_800_000), 600_000,
+        "600000", "How long a living consumer's entry must have been silent to be taken over.",
+    )  # fmt: skip
+    ingest_reclaim_batch_size: int = _setting(
+        "INGEST_REDIS_RECLAIM_BATCH_SIZE", "app.ingest.redis.reclaim-batch-size", _integer(1, 10_000), 20,
+        "20", "How many are taken over at once.",
+    )  # fmt: skip
+    ingest_dlq_stream_key: str = _setting(
+        "INGEST_REDIS_DLQ_STREAM_KEY", "app.ingest.redis.dlq-stream-key", _stream_key, "ingest:tasks:dlq",
+        "ingest:tasks:dlq", "The stream that tells of dead tasks; set to nothing, there is none.",
+        empty=True,
+    )  # fmt: skip
+    kafka_bootstrap_servers: str | None = _setting(
+        "KAFKA_BOOTSTRAP_SERVERS", "kafka.bootstrap-servers", _servers, None,
+        "kafka-1:9092,kafka-2:9092", "Kafka's brokers, for INGEST_QUEUE=kafka.",
+    )  # fmt: skip
+    ingest_kafka_max_attempts: int = _setting(
+        "INGEST_KAFKA_MAX_ATTEMPTS", "app.ingest.kafka.max-attempts", _integer(1, 1000), 10,
+        "10", "Failures to publish after which an event is dead.",
+    )  # fmt: skip
+    ingest_kafka_base_backoff_ms: int = _setting(
+        "INGEST_KAFKA_RETRY_BASE_BACKOFF_MS", "app.ingest.kafka.retry.base-backoff-ms",
+        _integer(0, 86_400_000), 1000,
+        "1000", "Publishing's back-off: base; doubled with each failure.",
+    )  # fmt: skip
+    ingest_kafka_max_backoff_ms: int = _setting(
+        "INGEST_KAFKA_RETRY_MAX_BACKOFF_MS", "app.ingest.kafka.retry.max-backoff-ms",
+        _integer(0, 604_800_000), 600_000,
+        "600000", "Publishing's back-off: ceiling.",
+    )  # fmt: skip
+    ingest_kafka_publish_batch_size: int = _setting(
+        "INGEST_KAFKA_PUBLISH_BATCH_SIZE", "app.ingest.kafka.publish-batch-size", _integer(1, 100_000), 20,
+        "20", "How many events a publisher leases at once.",
+    )  # fmt: skip
+    ingest_kafka_publish_interval_ms: int = _setting(
+        "INGEST_KAFKA_PUBLISH_INTERVAL_MS", "app.ingest.kafka.publish-interval-ms",
+        _integer(10, 3_600_000), 1000,
+        "1000", "How often an idle publisher looks for events.",
+    )  # fmt: skip
+    ingest_kafka_lease_seconds: float = _setting(
+        "INGEST_KAFKA_LEASE_SECONDS", "app.ingest.kafka.lease-seconds", _number(2, 86_400), 30.0,
+        "30", "How long a publisher may hold events; a message may take a third of it at most.",
+    )  # fmt: skip
+    ingest_concurrency: int = _setting(
+        "INGEST_CONCURRENCY", "app.ingest.concurrency", _integer(1, 1000), 4,
+        "4", "Documents that one ingest worker works on at a time.",
+    )  # fmt: skip
+    ingest_lease_seconds: float = _setting(
+        "INGEST_LEASE_SECONDS", "app.ingest.lease-seconds", _number(0.5, 86_400), 60.0,
+        "60", "How long a worker may hold a task without renewing; it renews three times as often.",
+    )  # fmt: skip
+    chroma_base_url: str | None = _setting(
+        "CHROMA_BASE_URL", "chroma.base-url", _url("http", "https"), None,
+        "http://127.0.0.1:8000", "Your Chroma, to keep the vectors of documents instead of pgvector.",
+        secret=True,
+    )  # fmt: skip
+    parser_memory_mb: int = _setting(
+        "INGEST_PARSER_MEMORY_MB", "app.ingest.parser.memory-mb", _integer(256, 1 << 20), 1024,
+        "1024", "Address space that reading one document may take.",
+    )  # fmt: skip
+    parser_seconds: int = _setting(
+        "INGEST_PARSER_SECONDS", "app.ingest.parser.seconds", _integer(1, 86_400), 60,
+        "60", "Processor time that reading one document may take; three times as long by the clock.",
+    )  # fmt: skip
+    ingest_max_upload_bytes: int = _setting(
+        "INGEST_MAX_UPLOAD_BYTES", "app.ingest.max-upload-bytes", _integer(1024, 1 << 40), 100 << 20,
+        "104857600", "The largest document that is taken.",
+    )  # fmt: skip
+    metrics_port: int = _setting(
+        "ENGRAM_METRICS_PORT", "metrics.port", _integer(0, 65535), 0,
+        "9464", "Where a worker process serves /metrics, on loopback; 0 takes any free port and logs it.",
+    )  # fmt: skip
     alert_webhook_url: str | None = _setting(
         "ENGRAM_ALERT_WEBHOOK_URL", "alerts.webhook-url", _url("http", "https"), None,
         "https://hooks.internal/engram", "Where dead letters and refused keys are reported, as JSON.",
@@ -283,6 +402,87 @@ class Settings:
     artifacts_dir: Path | None = _setting(
         "ENGRAM_ARTIFACTS_DIR", "evidence.artifacts-dir", _path, None,
         "/var/lib/engram/artifacts", "Where evidence is kept; by default in the data folder.",
+    )  # fmt: skip
+    gitlab_token: str | None = _setting(
+        "GITLAB_TOKEN", "scm.gitlab-token", _text, None,
+        "glpat-…", "Sent to GitLab as PRIVATE-TOKEN; it needs the scope read_api.", secret=True,
+    )  # fmt: skip
+    scm_timeout_seconds: float = _setting(
+        "ENGRAM_SCM_TIMEOUT_SECONDS", "scm.timeout-seconds", _number(0.1, 86400), 60.0,
+        "60", "How long git, svn or GitLab may be silent before a try counts as failed.",
+    )  # fmt: skip
+    scm_lease_seconds: int = _setting(
+        "ENGRAM_SCM_LEASE_SECONDS", "scm.lease-seconds", _integer(1, 86400), 60,
+        "60", "How long a sync may hold its repository without renewing.",
+    )  # fmt: skip
+    scm_poll_seconds: float = _setting(
+        "ENGRAM_SCM_POLL_SECONDS", "scm.poll-seconds", _number(0.05, 86400), 60.0,
+        "60", "How often `engram scm sync --loop` and `consume --loop` look for something new.",
+    )  # fmt: skip
+    scm_max_patch_bytes: int = _setting(
+        "ENGRAM_SCM_MAX_PATCH_BYTES", "scm.max-patch-bytes", _integer(1024, 1 << 30), 1 << 20,
+        "1048576", "A diff that is larger is kept as a list of files and counts.",
+    )  # fmt: skip
+    sandbox_driver: str = _setting(
+        "ENGRAM_SANDBOX_DRIVER", "sandboxes.driver", _choice("sandlock", "none"), "sandlock",
+        "none", "What runs sandboxes; none switches them off.",
+    )  # fmt: skip
+    sandbox_dir: Path | None = _setting(
+        "ENGRAM_SANDBOX_DIR", "sandboxes.dir", _path, None,
+        "/var/lib/engram/sandboxes",
+        "Where sandboxes have their folders; by default in the data folder, or there if commands cannot reach it.",
+    )  # fmt: skip
+    sandbox_uid: int = _setting(
+        "ENGRAM_SANDBOX_UID", "sandboxes.uid", _integer(1, (1 << 32) - 2), 65534,
+        "65534", "As whom commands run where engram runs as root.",
+    )  # fmt: skip
+    sandbox_max_per_owner: int = _setting(
+        "ENGRAM_SANDBOX_MAX_PER_OWNER", "sandboxes.max-per-owner", _integer(0, 100_000), 50,
+        "50", "How many sandboxes one owner may have at once.",
+    )  # fmt: skip
+    sandbox_execs_per_owner: int = _setting(
+        "ENGRAM_SANDBOX_EXECS_PER_OWNER", "sandboxes.execs-per-owner", _integer(1, 10_000), 32,
+        "32", "How many commands of one owner a gateway runs at once.",
+    )  # fmt: skip
+    sandbox_ttl_seconds: int = _setting(
+        "ENGRAM_SANDBOX_TTL_SECONDS", "sandboxes.ttl-seconds", _integer(1, 31_536_000), 3600,
+        "3600", "How long a sandbox lives if nobody says.",
+    )  # fmt: skip
+    sandbox_min_ttl_seconds: int = _setting(
+        "ENGRAM_SANDBOX_MIN_TTL_SECONDS", "sandboxes.min-ttl-seconds", _integer(1, 31_536_000), 10,
+        "10", "The shortest life that may be asked for.",
+    )  # fmt: skip
+    sandbox_max_ttl_seconds: int = _setting(
+        "ENGRAM_SANDBOX_MAX_TTL_SECONDS", "sandboxes.max-ttl-seconds", _integer(1, 31_536_000), 86_400,
+        "86400", "The longest life that may be asked for, from the moment of asking.",
+    )  # fmt: skip
+    sandbox_exec_seconds: int = _setting(
+        "ENGRAM_SANDBOX_EXEC_SECONDS", "sandboxes.exec-seconds", _integer(1, 86_400), 600,
+        "600", "The longest a command may run.",
+    )  # fmt: skip
+    sandbox_cpu_seconds: int = _setting(
+        "ENGRAM_SANDBOX_CPU_SECONDS", "sandboxes.cpu-seconds", _integer(1, 86_400), 600,
+        "600", "The processor time that a command and all it starts may use.",
+    )  # fmt: skip
+    sandbox_memory_mb: int = _setting(
+        "ENGRAM_SANDBOX_MEMORY_MB", "sandboxes.memory-mb", _integer(16, 1 << 20), 512,
+        "512", "The memory of a command and all it starts.",
+    )  # fmt: skip
+    sandbox_processes: int = _setting(
+        "ENGRAM_SANDBOX_PROCESSES", "sandboxes.processes", _integer(1, 10_000), 64,
+        "64", "How many processes a command may have at once.",
+    )  # fmt: skip
+    sandbox_disk_mb: int = _setting(
+        "ENGRAM_SANDBOX_DISK_MB", "sandboxes.disk-mb", _integer(1, 1 << 20), 512,
+        "512", "What a sandbox may keep on disk.",
+    )  # fmt: skip
+    sandbox_file_mb: int = _setting(
+        "ENGRAM_SANDBOX_FILE_MB", "sandboxes.file-mb", _integer(1, 1 << 20), 64,
+        "64", "The largest file that may be put into a sandbox.",
+    )  # fmt: skip
+    sandbox_output_bytes: int = _setting(
+        "ENGRAM_SANDBOX_OUTPUT_BYTES", "sandboxes.output-bytes", _integer(1024, 1 << 30), 1 << 20,
+        "1048576", "How much of what a command writes is passed on.",
     )  # fmt: skip
     instance: str | None = _setting(
         "ENGRAM_INSTANCE", "engram.instance", _key, None,
@@ -366,7 +566,7 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _raw(
     setting: Setting, environ: Mapping[str, str], from_file: Mapping[str, Any], path: Path | None
 ) -> tuple[str | None, str]:
-    if environ.get(setting.env):
+    if environ.get(setting.env) or (setting.empty and setting.env in environ):
         return environ[setting.env], setting.env
     if setting.key in from_file:
         value = from_file[setting.key]

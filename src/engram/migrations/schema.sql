@@ -371,11 +371,14 @@ CREATE TABLE analysis.knowledge_candidates (
     evidence_refs_json jsonb NOT NULL DEFAULT '{}',
     words              tsvector NOT NULL DEFAULT '', -- of the text, made by engram; see memories
     created_at         timestamptz NOT NULL DEFAULT now(),
+    source_ref         text, -- the fact it comes from, which it is kept once for; null: none
     CONSTRAINT candidates_confidence_is_a_share CHECK (confidence BETWEEN 0 AND 1)
 );
 
 -- A search that works while the memory server is away.
 CREATE INDEX candidates_by_words ON analysis.knowledge_candidates USING gin (words);
+CREATE UNIQUE INDEX candidates_by_source ON analysis.knowledge_candidates (target_space, source_ref)
+    WHERE source_ref IS NOT NULL;
 
 
 -- Every artifact_uri in a tree of evidence, however deep.
@@ -438,3 +441,467 @@ FROM (
            (SELECT count(*) FROM logbook.memories m JOIN governance.write_audit a USING (audit_id)
             WHERE m.state = 'intent' AND a.status = 'pending')
 ) AS sums;
+
+
+-- Documents and the tasks that bring them in. The database is the truth: the
+-- stream that workers read from can be made anew from these rows.
+CREATE SCHEMA ingest;
+
+-- A document of one owner. The same bytes are one document of theirs, however often they are uploaded.
+CREATE TABLE ingest.knowledge_document (
+    id           uuid PRIMARY KEY,
+    owner        text NOT NULL,                     -- who may see it; nobody else knows that it is there
+    title        text NOT NULL,
+    filename     text NOT NULL,                     -- as it was sent, for people; never used as a path
+    media_type   text NOT NULL,                     -- found by content
+    sha256       text NOT NULL,
+    bytes        bigint NOT NULL,
+    artifact_key text NOT NULL,                     -- where the bytes are in the artifact store
+    status       text NOT NULL DEFAULT 'PENDING',   -- READY: it can be searched; FAILED: it never could
+    segments     integer NOT NULL DEFAULT 0,
+    created_at   timestamptz NOT NULL DEFAULT now(),
+    updated_at   timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT document_once_per_owner UNIQUE (owner, sha256),
+    CONSTRAINT document_status_known CHECK (status IN ('PENDING', 'READY', 'FAILED')),
+    CONSTRAINT document_hash_is_hex CHECK (sha256 ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT document_counts_are_counts CHECK (bytes >= 0 AND segments >= 0)
+);
+
+-- One owner's documents, the newest first; and who else has these bytes.
+CREATE INDEX document_by_owner ON ingest.knowledge_document (owner, created_at DESC, id DESC);
+CREATE INDEX document_by_artifact ON ingest.knowledge_document (artifact_key);
+
+-- One try after another to bring a document in; `engram.ingest.lifecycle` has the ways between states.
+CREATE TABLE ingest.ingest_task (
+    id                 uuid PRIMARY KEY,
+    document_id        uuid NOT NULL REFERENCES ingest.knowledge_document ON DELETE CASCADE,
+    owner              text NOT NULL,
+    status             text NOT NULL DEFAULT 'QUEUED',
+    attempt_count      integer NOT NULL DEFAULT 0,  -- failures
+    next_retry_at      timestamptz,                 -- NULL is due
+    last_error         text,
+    error_message      text,                        -- the same, for whoever asks from outside
+    processed_segments integer NOT NULL DEFAULT 0,
+    total_segments     integer,                     -- NULL until it is known
+    stream_id          text,                        -- its entry on the stream; NULL until it has one
+    locked_by          text,                        -- the worker that runs it,
+    locked_at          timestamptz,                 --   since when the lease runs, and
+    lease_seconds      double precision,            --   its length; over is computed, never stored
+    lease_token        bigint,                      -- of the last lease; it stays when the task is settled
+    created_at         timestamptz NOT NULL DEFAULT now(),
+    updated_at         timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT task_status_known CHECK (status IN ('QUEUED', 'RUNNING', 'RETRYING', 'SUCCEEDED', 'DEAD')),
+    CONSTRAINT task_attempts_counted CHECK (attempt_count >= 0),
+    CONSTRAINT task_lease_is_whole CHECK
+        ((status = 'RUNNING') = (locked_by IS NOT NULL)
+         AND (locked_by IS NULL) = (locked_at IS NULL)
+         AND (locked_by IS NULL) = (lease_seconds IS NULL)),
+    CONSTRAINT task_lease_has_token CHECK
+        (locked_by IS NULL OR (lease_token IS NOT NULL AND lease_seconds > 0)),
+    CONSTRAINT task_waits_only_to_be_retried CHECK (next_retry_at IS NULL OR status = 'RETRYING'),
+    CONSTRAINT task_death_has_a_reason CHECK (status <> 'DEAD' OR (last_error IS NOT NULL AND attempt_count > 0)),
+    CONSTRAINT task_error_is_told CHECK (error_message IS NOT DISTINCT FROM last_error),
+    CONSTRAINT task_success_is_complete CHECK
+        (status <> 'SUCCEEDED'
+         OR (total_segments IS NOT NULL AND processed_segments = total_segments AND last_error IS NULL)),
+    CONSTRAINT task_segments_are_counts CHECK
+        (processed_segments >= 0 AND (total_segments IS NULL OR total_segments >= processed_segments))
+) WITH (fillfactor = 70);
+
+-- Lists; retries by when they are due; leases that may be over; what the sweep looks at.
+CREATE INDEX task_by_owner ON ingest.ingest_task (owner, created_at DESC, id DESC);
+CREATE INDEX task_by_document ON ingest.ingest_task (document_id);
+CREATE INDEX task_retrying ON ingest.ingest_task (next_retry_at) WHERE status = 'RETRYING';
+CREATE INDEX task_running ON ingest.ingest_task (id) WHERE status = 'RUNNING';
+CREATE INDEX task_unfinished ON ingest.ingest_task (id) WHERE status IN ('QUEUED', 'RUNNING', 'RETRYING');
+CREATE INDEX task_not_on_the_stream ON ingest.ingest_task (created_at)
+    WHERE stream_id IS NULL AND status IN ('QUEUED', 'RUNNING', 'RETRYING');
+
+-- Every change of a task's state, the first included, written by the statement that changed it.
+CREATE TABLE ingest.ingest_task_transition (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id       uuid NOT NULL REFERENCES ingest.ingest_task ON DELETE CASCADE,
+    from_status   text,                             -- NULL: the task was made
+    to_status     text NOT NULL,
+    attempt_count integer NOT NULL,
+    message       text,
+    created_at    timestamptz NOT NULL DEFAULT now()
+);
+
+-- A task's history, in order.
+CREATE INDEX transition_by_task ON ingest.ingest_task_transition (task_id, id);
+
+-- So that `FROM ingest_task` works as it is written down. Whoever may not set it writes the schema's name.
+DO $$
+BEGIN
+    EXECUTE format('ALTER DATABASE %I SET search_path = "$user", public, ingest', current_database());
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE NOTICE 'the search path of % is left as it is', current_database();
+END
+$$;
+
+-- Sandboxes: places of their own in which an agent's commands run. The row is there before the folder,
+-- so a folder without a living row is nobody's. ended_at: since when it is failed, expired or deleted.
+CREATE SCHEMA sandboxes;
+
+-- number is the order in which they were asked for; host is where the folder is.
+CREATE TABLE sandboxes.sandboxes (
+    id         text PRIMARY KEY,
+    number     bigint GENERATED ALWAYS AS IDENTITY,
+    owner      text NOT NULL,
+    profile    text NOT NULL,
+    env        jsonb NOT NULL DEFAULT '{}',
+    host       text NOT NULL,
+    status     text NOT NULL DEFAULT 'creating',
+    reason     text,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    begun_at   timestamptz NOT NULL DEFAULT now(),
+    ready_at   timestamptz,
+    expires_at timestamptz NOT NULL,
+    ended_at   timestamptz,
+    CONSTRAINT sandbox_id_well_formed CHECK (id ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'),
+    CONSTRAINT sandbox_status_known CHECK
+        (status IN ('creating', 'ready', 'failed', 'stopped', 'expired', 'deleted')),
+    CONSTRAINT sandbox_ready_has_time CHECK (status NOT IN ('ready', 'stopped') OR ready_at IS NOT NULL),
+    CONSTRAINT sandbox_ended_has_time CHECK
+        ((ended_at IS NOT NULL) = (status IN ('failed', 'expired', 'deleted'))),
+    CONSTRAINT sandbox_failed_has_reason CHECK (status <> 'failed' OR reason IS NOT NULL)
+);
+CREATE INDEX sandboxes_of_owner ON sandboxes.sandboxes (owner, number);
+CREATE INDEX sandboxes_alive ON sandboxes.sandboxes (expires_at)
+    WHERE status IN ('creating', 'ready', 'stopped');
+CREATE INDEX sandboxes_alive_of_owner ON sandboxes.sandboxes (owner, expires_at)
+    WHERE status IN ('creating', 'ready', 'stopped');
+CREATE INDEX sandboxes_ended ON sandboxes.sandboxes (ended_at) WHERE ended_at IS NOT NULL;
+
+-- Whether an owner may have one more. Those who ask at once wait for each other, and each
+-- counts after it has waited: a plain count would let them all in.
+CREATE FUNCTION sandboxes.has_room(of_owner text, besides text, at_most integer) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('sandboxes.' || of_owner, 0));
+    RETURN at_most > (SELECT count(*) FROM sandboxes.sandboxes
+                      WHERE owner = of_owner AND id <> besides AND expires_at > now()
+                        AND status IN ('creating', 'ready', 'stopped'));
+END
+$$;
+
+-- Source control: what git, Subversion and GitLab say happened. Watermarks are in
+-- logbook.kv (`scm.sync`), moved by the statement that writes the rows they stand for.
+-- `changed_seq` grows with every change of a row; whoever follows the facts keeps the
+-- last one it has seen.
+CREATE SCHEMA scm;
+CREATE SEQUENCE scm.changed_seq;
+
+-- Fencing: every lease of a repository draws a fresh token.
+CREATE SEQUENCE scm.lease_tokens;
+
+-- A repository that is followed. Whoever syncs it holds its lease; the token of the last
+-- holder stays.
+CREATE TABLE scm.repos (
+    repo_id       bigserial PRIMARY KEY,
+    project_key   text NOT NULL,
+    kind          text NOT NULL,
+    url           text NOT NULL,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    locked_by     text,
+    locked_at     timestamptz,
+    lease_seconds integer,
+    lease_token   bigint,
+    CONSTRAINT repos_kind_known CHECK (kind IN ('git', 'svn', 'gitlab')),
+    CONSTRAINT repos_lease_whole CHECK (num_nulls(locked_by, locked_at, lease_seconds) IN (0, 3)),
+    CONSTRAINT repos_once UNIQUE (project_key, kind, url)
+);
+
+-- A commit never changes, but it may be left behind by a force-push: then it is superseded.
+-- `pass` is the run that saw it last. GitLab does not list paths: they come with the patch.
+CREATE TABLE scm.git_commits (
+    repo_id         bigint NOT NULL REFERENCES scm.repos,
+    commit_sha      text NOT NULL,
+    parents         text[] NOT NULL,
+    author_name     text NOT NULL,
+    author_email    text NOT NULL,
+    authored_at     timestamptz,
+    committer_name  text NOT NULL,
+    committer_email text NOT NULL,
+    committed_at    timestamptz,
+    message         text NOT NULL,
+    files           integer,
+    additions       bigint,
+    deletions       bigint,
+    paths_json      jsonb NOT NULL DEFAULT '[]',
+    bulk_reason     text,
+    superseded      boolean NOT NULL DEFAULT false,
+    pass            bigint NOT NULL,
+    changed_seq     bigint NOT NULL,
+    PRIMARY KEY (repo_id, commit_sha),
+    CONSTRAINT commits_sha_is_hex CHECK (commit_sha ~ '^[0-9a-f]+$' AND length(commit_sha) IN (40, 64))
+);
+CREATE INDEX commits_by_change ON scm.git_commits (repo_id, changed_seq);
+
+-- A revision; it may lack its author and its date.
+CREATE TABLE scm.svn_revisions (
+    repo_id      bigint NOT NULL REFERENCES scm.repos,
+    rev_num      bigint NOT NULL,
+    author_name  text,
+    committed_at timestamptz,
+    message      text NOT NULL,
+    files        integer NOT NULL,
+    paths_json   jsonb NOT NULL DEFAULT '[]',
+    bulk_reason  text,
+    changed_seq  bigint NOT NULL,
+    PRIMARY KEY (repo_id, rev_num),
+    CONSTRAINT revisions_count_from_one CHECK (rev_num > 0)
+);
+CREATE INDEX revisions_by_change ON scm.svn_revisions (repo_id, changed_seq);
+
+-- A merge request, as it was when it was last read; its paths come with its patch.
+CREATE TABLE scm.mrs (
+    repo_id          bigint NOT NULL REFERENCES scm.repos,
+    mr_iid           bigint NOT NULL,
+    state            text NOT NULL,
+    title            text NOT NULL,
+    description      text NOT NULL,
+    author_name      text NOT NULL,
+    source_branch    text NOT NULL,
+    target_branch    text NOT NULL,
+    merge_commit_sha text,
+    web_url          text NOT NULL,
+    created_at       timestamptz,
+    updated_at       timestamptz,
+    merged_at        timestamptz,
+    files            integer,
+    paths_json       jsonb NOT NULL DEFAULT '[]',
+    changed_seq      bigint NOT NULL,
+    PRIMARY KEY (repo_id, mr_iid)
+);
+CREATE INDEX mrs_by_change ON scm.mrs (repo_id, changed_seq);
+
+-- What a fact changed. The bytes are in the artifact store; `missing`: they could not be had
+-- yet, `none`: it changed no file.
+CREATE TABLE scm.patch_blobs (
+    repo_id      bigint NOT NULL REFERENCES scm.repos,
+    source_type  text NOT NULL,
+    source_id    text NOT NULL,
+    uri          text NOT NULL DEFAULT '',
+    artifact_key text,
+    sha256       text,
+    size_bytes   bigint,
+    form         text NOT NULL,
+    attempts     integer NOT NULL DEFAULT 1,
+    last_error   text,
+    updated_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (repo_id, source_type, source_id),
+    CONSTRAINT patches_form_known CHECK (form IN ('diff', 'diffstat', 'none', 'missing')),
+    CONSTRAINT patches_uri_has_bytes CHECK (
+        (uri <> '') = (form IN ('diff', 'diffstat'))
+        AND num_nulls(artifact_key, sha256, size_bytes) = CASE WHEN uri <> '' THEN 0 ELSE 3 END)
+);
+CREATE INDEX patches_missing ON scm.patch_blobs (repo_id) WHERE form = 'missing';
+
+-- What could not be written, to be tried again by every sync.
+CREATE TABLE scm.skipped (
+    repo_id     bigint NOT NULL REFERENCES scm.repos,
+    source_type text NOT NULL,
+    source_id   text NOT NULL,
+    reason      text NOT NULL,
+    tries       integer NOT NULL DEFAULT 1,
+    first_at    timestamptz NOT NULL DEFAULT now(),
+    last_at     timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (repo_id, source_type, source_id)
+);
+
+-- Every sync, and how it ended. `abandoned`: its process died.
+CREATE TABLE scm.sync_runs (
+    run_id      bigserial PRIMARY KEY,
+    repo_id     bigint NOT NULL REFERENCES scm.repos,
+    mode        text NOT NULL,
+    status      text NOT NULL DEFAULT 'running',
+    started_at  timestamptz NOT NULL DEFAULT now(),
+    finished_at timestamptz,
+    read        bigint NOT NULL DEFAULT 0,
+    written     bigint NOT NULL DEFAULT 0,
+    skipped     bigint NOT NULL DEFAULT 0,
+    superseded  bigint NOT NULL DEFAULT 0,
+    error       text,
+    CONSTRAINT runs_mode_known CHECK (mode IN ('strict', 'best_effort')),
+    CONSTRAINT runs_status_known CHECK (status IN ('running', 'done', 'failed', 'abandoned')),
+    CONSTRAINT runs_end_when_finished CHECK ((finished_at IS NULL) = (status = 'running'))
+);
+CREATE INDEX runs_by_repo ON scm.sync_runs (repo_id, run_id);
+
+
+-- The passages of documents, in the order they are read. A worker writes them while it holds the
+-- lease of a task of their document, and no other way.
+CREATE TABLE ingest.knowledge_segment (
+    document_id uuid NOT NULL REFERENCES ingest.knowledge_document ON DELETE CASCADE,
+    ordinal     integer NOT NULL,                   -- the passage's place, from 0
+    tags        text[] NOT NULL,                    -- owner:… and document:…, for the index
+    heading     text NOT NULL,                      -- the headings above it, from the outermost
+    page        integer,                            -- or slide, where there are any
+    content     text NOT NULL,
+    words       tsvector NOT NULL,                  -- of title, heading and content, by engram.search
+    embedding   real[],                             -- halfvec(n) once use_vectors() ran
+    to_embed    boolean NOT NULL DEFAULT true,      -- no vector yet: found by its words
+    PRIMARY KEY (document_id, ordinal),
+    CONSTRAINT segment_in_order CHECK (ordinal >= 0),
+    CONSTRAINT segment_size CHECK (char_length(content) BETWEEN 1 AND 10000 AND char_length(heading) <= 2000),
+    CONSTRAINT segment_pages_from_one CHECK (page >= 1),
+    CONSTRAINT segment_is_of_its_document CHECK
+        (cardinality(tags) = 2 AND starts_with(tags[1], 'owner:') AND tags[2] = 'document:' || document_id)
+);
+
+-- One index, so that a rare tag lets the scan skip through a common word's rows.
+CREATE INDEX segment_words ON ingest.knowledge_segment USING gin (words, tags);
+CREATE INDEX segment_to_embed ON ingest.knowledge_segment (document_id, ordinal) WHERE to_embed;
+
+-- Which model made the vectors that are there: vectors of two cannot be compared.
+CREATE TABLE ingest.embedding_model (
+    only_one   boolean PRIMARY KEY DEFAULT true,
+    model      text NOT NULL,
+    dimensions integer NOT NULL,
+    since      timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT embedding_model_only_one CHECK (only_one),
+    CONSTRAINT embedding_model_can_be_indexed CHECK (dimensions BETWEEN 1 AND 4000)
+);
+
+-- Make the table ready for vectors of this model. Answers NULL, or why it cannot be: then everything
+-- is as it was. Another model's vectors are dropped, and every passage waits for a new one.
+CREATE FUNCTION ingest.use_vectors(asked_model text, asked_dimensions integer) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM ingest.embedding_model WHERE model = asked_model AND dimensions = asked_dimensions
+    ) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('ingest.use_vectors'));
+    IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector') THEN
+        IF NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') THEN
+            RETURN 'this PostgreSQL has no pgvector';
+        END IF;
+        BEGIN
+            CREATE EXTENSION vector;
+        EXCEPTION WHEN insufficient_privilege THEN
+            RETURN 'this role may not run CREATE EXTENSION vector';
+        END;
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_extension
+        WHERE extname = 'vector' AND substring(extversion from '^\d+\.\d+')::numeric < 0.8
+    ) THEN
+        RETURN 'pgvector is older than 0.8';
+    END IF;
+    IF to_regtype('halfvec') IS NULL THEN
+        RETURN 'pgvector is in a schema outside the search_path';
+    END IF;
+    IF asked_dimensions > 4000 THEN
+        RETURN format('vectors of %s dimensions cannot be indexed; 4000 can', asked_dimensions);
+    END IF;
+    -- Somebody may have done it while this call waited for the lock.
+    IF EXISTS (
+        SELECT FROM ingest.embedding_model WHERE model = asked_model AND dimensions = asked_dimensions
+    ) THEN
+        RETURN NULL;
+    END IF;
+    ALTER TABLE ingest.knowledge_segment DROP COLUMN embedding, DROP COLUMN to_embed;
+    EXECUTE format('ALTER TABLE ingest.knowledge_segment ADD COLUMN embedding halfvec(%s),'
+                   ' ADD COLUMN to_embed boolean NOT NULL DEFAULT true', asked_dimensions);
+    CREATE INDEX segment_to_embed ON ingest.knowledge_segment (document_id, ordinal) WHERE to_embed;
+    INSERT INTO ingest.embedding_model (model, dimensions) VALUES (asked_model, asked_dimensions)
+    ON CONFLICT (only_one) DO UPDATE SET model = excluded.model, dimensions = excluded.dimensions, since = now();
+    RETURN NULL;
+END
+$$;
+
+
+-- Events that wait to be published to Kafka. The columns id, aggregatetype,
+-- aggregateid, type and payload are those of Debezium's outbox event router, which
+-- may take the publisher's place.
+--
+-- Events of one aggregate are published in order, however many publishers there
+-- are: each aggregate has a lane, which numbers its events and is leased as a
+-- whole. What is waiting in a long lane costs a claim nothing.
+CREATE TABLE ingest.outbox_lane (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    aggregatetype text NOT NULL,
+    aggregateid   text NOT NULL,
+    next_seq      bigint NOT NULL DEFAULT 1,
+    head_seq      bigint NOT NULL DEFAULT 1,
+    due_at        timestamptz NOT NULL DEFAULT now(),
+    locked_by     text,
+    locked_at     timestamptz,
+    lease_seconds double precision,
+    lease_token   bigint,
+    CONSTRAINT lane_once UNIQUE (aggregatetype, aggregateid),
+    CONSTRAINT lane_head_is_within CHECK (head_seq BETWEEN 1 AND next_seq),
+    CONSTRAINT lane_lease_is_whole CHECK
+        ((locked_by IS NULL) = (locked_at IS NULL) AND (locked_by IS NULL) = (lease_seconds IS NULL)
+         AND (locked_by IS NULL OR (lease_token IS NOT NULL AND lease_seconds > 0)))
+) WITH (fillfactor = 70);
+-- A claim takes the longest waiting; a lane without work is not looked at.
+CREATE INDEX lane_with_work ON ingest.outbox_lane (due_at) WHERE head_seq < next_seq;
+
+-- One event, with what became of it. `task_id` is for those that tell of a task.
+CREATE TABLE ingest.outbox_event (
+    id            uuid PRIMARY KEY,
+    aggregatetype text NOT NULL,
+    aggregateid   text NOT NULL,
+    type          text NOT NULL,
+    payload       jsonb NOT NULL,
+    task_id       uuid,
+    lane_id       bigint NOT NULL,
+    seq           bigint NOT NULL,
+    status        text NOT NULL DEFAULT 'NEW',
+    attempt_count integer NOT NULL DEFAULT 0,
+    next_retry_at timestamptz,
+    last_error    text,
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    sent_at       timestamptz,
+    CONSTRAINT event_place UNIQUE (lane_id, seq),
+    CONSTRAINT event_status_known CHECK (status IN ('NEW', 'RETRYING', 'SENT', 'DEAD')),
+    CONSTRAINT event_waits_only_to_be_retried CHECK ((status = 'RETRYING') = (next_retry_at IS NOT NULL)),
+    CONSTRAINT event_sent_has_its_time CHECK ((status = 'SENT') = (sent_at IS NOT NULL)),
+    CONSTRAINT event_failure_has_a_reason CHECK ((status IN ('RETRYING', 'DEAD')) = (last_error IS NOT NULL)),
+    CONSTRAINT event_new_was_not_tried CHECK (status <> 'NEW' OR attempt_count = 0)
+) WITH (fillfactor = 80);
+-- How many wait is counted by this.
+CREATE INDEX event_backlog ON ingest.outbox_event (created_at) WHERE status IN ('NEW', 'RETRYING');
+-- The dead ones are listed by this.
+CREATE INDEX event_dead ON ingest.outbox_event (created_at) WHERE status = 'DEAD';
+-- A task's newest event.
+CREATE INDEX event_by_task ON ingest.outbox_event (task_id, seq DESC) WHERE task_id IS NOT NULL;
+-- A task is told of once at a time.
+CREATE UNIQUE INDEX event_unsettled_once_per_task ON ingest.outbox_event (task_id)
+    WHERE status IN ('NEW', 'RETRYING');
+
+-- Tell Kafka that a task is to be worked on: an event at the end of its document's
+-- lane, by the transaction that calls. A task has one unsettled event at most: if it
+-- has one, that one is the answer. The lane is locked until the transaction ends,
+-- so numbers are given in the order of commits and none is left out.
+CREATE FUNCTION ingest.emit(asked_task uuid, asked_document uuid, new_event uuid) RETURNS uuid
+LANGUAGE plpgsql AS $$
+DECLARE
+    lane  ingest.outbox_lane;
+    event uuid;
+BEGIN
+    INSERT INTO ingest.outbox_lane AS l (aggregatetype, aggregateid)
+    VALUES ('ingest_task', asked_document::text)
+    ON CONFLICT (aggregatetype, aggregateid) DO UPDATE SET next_seq = l.next_seq
+    RETURNING l.* INTO lane;
+    SELECT id INTO event FROM ingest.outbox_event
+    WHERE task_id = asked_task AND status IN ('NEW', 'RETRYING');
+    IF event IS NOT NULL THEN
+        RETURN event;
+    END IF;
+    INSERT INTO ingest.outbox_event (id, aggregatetype, aggregateid, type, payload, task_id, lane_id, seq)
+    VALUES (new_event, lane.aggregatetype, lane.aggregateid, 'IngestTaskQueued',
+            jsonb_build_object('taskId', asked_task, 'documentId', asked_document),
+            asked_task, lane.id, lane.next_seq);
+    UPDATE ingest.outbox_lane
+    SET next_seq = lane.next_seq + 1,
+        due_at = CASE WHEN lane.head_seq = lane.next_seq THEN clock_timestamp() ELSE due_at END
+    WHERE id = lane.id;
+    RETURN new_event;
+END
+$$;

@@ -100,6 +100,8 @@ async def report(
 
 
 @routes.get("/metrics", response_class=Response, responses={**FAILURES, 200: {"content": {"text/plain": {}}}})
-async def prometheus() -> Response:
+async def prometheus(request: Request) -> Response:
     """Counters and timings, as Prometheus reads them."""
+    services: Services = request.app.state.services
+    await services.uploads.measure()
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)

@@ -16,13 +16,13 @@ from engram.api.tools.base import KEY_SHAPE
 from engram.kernel.errors import InputError
 
 FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply} for status in (400, 401, 403, 404, 409, 413, 415, 421, 500, 503)
+    status: {"model": ErrorReply} for status in (400, 401, 403, 404, 409, 413, 415, 421, 429, 500, 503)
 }
 
 
 def twins() -> APIRouter:
     routes = APIRouter()
-    for tool in TOOLS.values():
+    for tool in (tool for tool in TOOLS.values() if tool.twin):
         routes.add_api_route(
             tool.path,
             _writing(tool) if issubclass(tool.arguments, WriteArguments) else _reading(tool),
@@ -32,6 +32,7 @@ def twins() -> APIRouter:
             description=tool.description,
             tags=[tool.path.split("/")[1]],
             response_model=tool.result,
+            status_code=tool.status_code,
             responses=FAILURES,
         )
     return routes

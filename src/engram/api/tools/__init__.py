@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from engram.api.errors import invalid_arguments
 from engram.api.services import Services
-from engram.api.tools import evidence, governance, logbook, memory
+from engram.api.tools import evidence, governance, knowledge, logbook, memory, sandboxes
 from engram.api.tools.base import Arguments, Call, Tool, WriteArguments
 from engram.gateway import callers
 from engram.gateway.callers import Caller
@@ -22,7 +22,15 @@ from engram.logbook.idempotency_keys import Answer
 __all__ = ["TOOLS", "Arguments", "Call", "Tool", "WriteArguments", "call", "perform"]
 
 TOOLS: Mapping[str, Tool] = {
-    tool.name: tool for tool in (*memory.TOOLS, *governance.TOOLS, *evidence.TOOLS, *logbook.TOOLS)
+    tool.name: tool
+    for tool in (
+        *memory.TOOLS,
+        *governance.TOOLS,
+        *evidence.TOOLS,
+        *logbook.TOOLS,
+        *knowledge.TOOLS,
+        *sandboxes.TOOLS,
+    )
 }
 
 
@@ -44,10 +52,10 @@ async def perform(services: Services, tool: Tool, asked: Arguments, caller: Call
     key = asked.idempotency_key if isinstance(asked, WriteArguments) else None
     body = asked.model_dump_json(exclude={"idempotency_key"})
     async with services.idempotency.request(
-        acting.actor, key, path=tool.name, method="TOOL", body=body
+        acting.actor, key, path=tool.name, method="TOOL", body=body, resumable=tool.resumable
     ) as request:
         if request.response is not None:
             return request.response
         made_under = request.resource_id if key else None
         result = await tool.run(Call(services, acting, asked, correlation.current_or_new(), made_under))
-        return await request.save(status_code=200, body=tool.dump(result))
+        return await request.save(status_code=tool.status_code, body=tool.dump(result))

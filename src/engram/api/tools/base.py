@@ -65,6 +65,8 @@ class Tool:
     """`path` is the REST twin's; `scope` is what a token must have: read, write or admin.
 
     `repeatable`: the same call again, even without an idempotency key, changes nothing more.
+    `resumable`: a try whose outcome is unknown may be gone on with. `twin`: the route at `path` is made
+    from this table; else it is written out in `api/routes`.
     """
 
     name: str
@@ -76,6 +78,9 @@ class Tool:
     run: Callable[[Call[Any]], Awaitable[Any]]
     destructive: bool = False
     repeatable: bool = True
+    resumable: bool = True
+    status_code: int = 200
+    twin: bool = True
 
     @property
     def read_only(self) -> bool:

@@ -17,7 +17,7 @@ from engram.gateway.evidence import (
     UploadReply,
     UploadRequest,
 )
-from engram.logbook.uri import ATTACHMENT_FORM, MAX_LENGTH
+from engram.logbook.uri import ATTACHMENT_FORM, MAX_LENGTH, PATCH_FORM
 
 
 class UploadArguments(WriteArguments):
@@ -40,7 +40,10 @@ class UploadArguments(WriteArguments):
 
 
 class ReadArguments(Arguments):
-    uri: str = Field(description=f"{ATTACHMENT_FORM}, as evidence_upload gave it.", max_length=MAX_LENGTH)
+    uri: str = Field(
+        description=f"{ATTACHMENT_FORM}, as evidence_upload gave it, or {PATCH_FORM}, as a memory names it.",
+        max_length=MAX_LENGTH,
+    )
     offset: int = Field(default=0, ge=0, lt=1 << 63, description="The first byte wanted.")
     max_bytes: int = Field(
         default=DEFAULT_READ_BYTES,
