@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,7 @@ from engram.logbook.connection import close
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import async_pool, connect
 from support.backend import backend, memory_server, sandbox_root, settings
+from support.databases import Databases, fresh
 from support.parts import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown, used
 
 __all__ = [
@@ -31,8 +31,6 @@ __all__ = [
     "sandbox_root",
     "settings",
 ]
-
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -77,13 +75,18 @@ def template(postgres_server: EmbeddedPostgres) -> str:
 @pytest.fixture
 def empty_dsn(postgres_server: EmbeddedPostgres) -> Iterator[str]:
     """A fresh, empty database."""
-    yield from _fresh_database(postgres_server, "template1")
+    yield from fresh(postgres_server, "template1")
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_server: EmbeddedPostgres, template: str) -> Databases:
+    return Databases(postgres_server, template)
 
 
 @pytest.fixture
-def dsn(postgres_server: EmbeddedPostgres, template: str) -> Iterator[str]:
-    """A fresh database with engram's schema."""
-    yield from _fresh_database(postgres_server, template)
+def dsn(databases: Databases) -> Iterator[str]:
+    """An empty database with engram's schema, of which no other test has left anything."""
+    yield from databases.lend()
 
 
 @pytest.fixture
@@ -98,12 +101,3 @@ def config(dsn: str) -> Iterator[Config]:
 async def db(dsn: str) -> AsyncIterator[AsyncExecutor]:
     async with async_pool(dsn, max_size=32) as pool:
         yield AsyncExecutor(pool)
-
-
-def _fresh_database(server: EmbeddedPostgres, template: str) -> Iterator[str]:
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    with connect(server.dsn("postgres")) as admin:
-        admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY'.encode())
-    yield server.dsn(name)
-    with connect(server.dsn("postgres")) as admin:
-        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())

@@ -96,9 +96,9 @@ def test_every_verb_is_a_primitive_with_its_own_words(adapter: LogbookAdapter, v
 
 
 def test_two_adapters_are_two_databases(adapter: LogbookAdapter, postgres_server, template) -> None:
-    from conftest import _fresh_database
+    from support.databases import fresh
 
-    for dsn in _fresh_database(postgres_server, template):
+    for dsn in fresh(postgres_server, template):
         other = LogbookAdapter(Config(postgres_dsn=dsn))
         other.enqueue_outbox("a fact", "private:ada")
         assert len(other.list_outbox()) == 1

@@ -120,11 +120,11 @@ async def test_another_database_on_the_same_memory_server_is_not_taken_for_this_
     store: MemoryStore, backend, postgres_server, template, settings, client
 ) -> None:
     """Keys come from the record, not from its number, which starts at one in every database."""
-    from conftest import _fresh_database
     from engram.postgres.pool import async_pool
+    from support.databases import fresh
 
     await store.store(asked("first"))
-    for other in _fresh_database(postgres_server, template):
+    for other in fresh(postgres_server, template):
         async with async_pool(other) as pool:
             reply = await MemoryStore(AsyncExecutor(pool), client, settings).store(asked("second"))
     assert reply.action == "allow"
