@@ -3,7 +3,7 @@
 Making a database means copying some three hundred files. So a test gets the
 one before it had, emptied: rows away, sequences at their start, connections
 ended. If a test changed anything but rows (a table, an index, a trigger, an
-extension, a setting), its database is thrown away and the next test gets a
+extension, a setting) or what is known of migrations, its database is thrown away and the next test gets a
 new one.
 """
 
@@ -48,6 +48,8 @@ SELECT md5(string_agg(part, ' ' ORDER BY part)) AS shape FROM (
     SELECT format('extension %s %s', oid, extname) FROM pg_extension
     UNION ALL
     SELECT format('schema %s %s', oid, nspname) FROM pg_namespace WHERE nspname NOT LIKE 'pg_%%'
+    UNION ALL
+    SELECT format('migration %s', to_jsonb(v)) FROM public.engram_schema_version v
     UNION ALL
     SELECT format('setting %s', setconfig) FROM pg_db_role_setting
     JOIN pg_database d ON d.oid = setdatabase WHERE d.datname = current_database()
