@@ -57,6 +57,11 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres")) as server:
         with connect(server.dsn()) as connection:
             version = connection.info.server_version
+            # A database for each test is written and thrown away: nobody needs it after a power cut.
+            # Tests that kill a server have one of their own, as it comes.
+            for setting in ("fsync", "full_page_writes"):
+                connection.execute(f"ALTER SYSTEM SET {setting} = off".encode())
+            connection.execute("SELECT pg_reload_conf()")
         used("PostgreSQL", f"real: {version // 10000}.{version % 10000}, embedded")
         yield server
 

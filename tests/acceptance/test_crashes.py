@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,8 +33,34 @@ OF_FORGETTING = [name for name in FAILPOINTS if name.startswith(("memory_forget.
 OF_RECONCILE = [name for name in FAILPOINTS if name.startswith("reconcile_outbox.")]
 OF_THE_WORKER = [name for name in FAILPOINTS if name.startswith("outbox_worker.")]
 
+SERVERS = ("embedded", "plain")
+WHOLE = float(os.environ.get("ENGRAM_TEST_SCALE", "1")) > 1
 
-@pytest.fixture(params=["embedded", "plain"])
+
+def everywhere(names: list[str]) -> pytest.MarkDecorator:
+    """Every failpoint, with the two memory servers in turn; `make soak` has every pair."""
+    pairs = [
+        (server, name)
+        for at, name in enumerate(names)
+        for turn, server in enumerate(SERVERS)
+        if WHOLE or at % 2 == turn
+    ]
+    return pytest.mark.parametrize(("server", "name"), pairs, indirect=["server"])
+
+
+def in_every_weather(names: list[str]) -> pytest.MarkDecorator:
+    """The same, with a memory server that is well and one that is ill."""
+    cases = [
+        pytest.param(server, name, ill, id=f"{server}-{name}-server-{'ill' if ill else 'well'}")
+        for at, name in enumerate(names)
+        for turn, server in enumerate(SERVERS)
+        for ill in (False, True)
+        if WHOLE or (at + turn) % 2 == int(ill)
+    ]
+    return pytest.mark.parametrize(("server", "name", "backend_fails"), cases, indirect=["server"])
+
+
+@pytest.fixture
 def server(request: pytest.FixtureRequest, backend: Backend) -> Iterator[Server]:
     """The embedded memory server; and a stand-in that would keep a doubled add twice."""
     if request.param == "embedded":
@@ -92,8 +119,7 @@ def recover(served: Settings) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("backend_fails", [False, True], ids=["server-well", "server-ill"])
-@pytest.mark.parametrize("name", OF_THE_GATEWAY)
+@in_every_weather(OF_THE_GATEWAY)
 def test_a_gateway_killed_anywhere_in_a_store_loses_and_doubles_nothing(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str, backend_fails: bool
 ) -> None:
@@ -127,7 +153,7 @@ def _is_reached(name: str, backend_fails: bool) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", OF_IDEMPOTENCY)
+@everywhere(OF_IDEMPOTENCY)
 def test_a_gateway_killed_anywhere_around_a_key_answers_its_repeat(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
 ) -> None:
@@ -149,7 +175,7 @@ def test_a_gateway_killed_anywhere_around_a_key_answers_its_repeat(
     assert server.contents() == ["A fact."]
 
 
-@pytest.mark.parametrize("name", OF_THE_WORKER)
+@everywhere(OF_THE_WORKER)
 def test_a_worker_killed_anywhere_delivers_everything_once(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
 ) -> None:
@@ -206,7 +232,7 @@ def test_a_gateway_killed_anywhere_in_a_forget_leaves_it_whole_or_gone(
     assert left == [{"n": 0}]
 
 
-@pytest.mark.parametrize("name", OF_RECONCILE)
+@everywhere(OF_RECONCILE)
 def test_a_reconcile_killed_anywhere_is_gone_on_with(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
 ) -> None:

@@ -76,7 +76,7 @@ def test_every_row_is_settled_exactly_once_whoever_is_killed(
 ) -> None:
     chance = random.Random(seed)
     config = Config(postgres_dsn=server.dsn())
-    total = int(1500 * scale)
+    total = int(800 * scale)
     for start in range(0, total, 500):
         outbox.enqueue_many([(f"fact {n}", "team:a") for n in range(start, min(start + 500, total))], config)
     ledgers = tmp_path / "ledgers"

@@ -11,7 +11,8 @@ import pytest
 from engram.memory import store
 from engram.memory.arrays import Reals
 from engram.memory.connections import memory_pool
-from engram.memory.requests import Filters
+from engram.memory.requests import Filters, Search
+from engram.memory.search import HybridSearch
 from engram.memory.upkeep import Upkeep, lists_for
 from engram.memory.vectors import Vectors
 from engram.postgres import AsyncExecutor
@@ -187,3 +188,15 @@ async def test_how_common_words_and_tags_are_is_known_after_analyze(db, vectors,
     assert known.words["car"] == 1.0
     assert known.tags["space:a"] == known.tags["x"] == 0.8
     assert known.passing(["space:b"]) == pytest.approx(0.2)
+
+
+async def test_words_that_are_common_elsewhere_still_find_what_a_filter_leaves(db, vectors, upkeep, sql):
+    """Both words are common, and the one that is looked up first is not among what the filter lets through."""
+    for start in range(0, 600, 100):
+        some = range(start, start + 100)
+        await asyncio.gather(*(db.run(store.add("t", f"alpha beta {n}", [], {})) for n in some))
+    await asyncio.gather(*(db.run(store.add("t", f"beta {n}", [], {"kind": "RULE"})) for n in range(12)))
+    sql("ANALYZE memories")
+    await upkeep.run_once()
+    asked = Search("alpha beta", 10, Filters(metadata={"kind": "RULE"}))
+    assert len(await HybridSearch(db, vectors, upkeep).by_words("t", asked)) >= 10

@@ -168,6 +168,18 @@ async def test_while_the_service_is_down_everything_goes_by_words_and_later_catc
         assert set(await found(client, "physician")) == set(ids)
 
 
+async def test_changed_content_is_not_found_by_what_it_meant_before(
+    service: EmbeddingService, in_process, sql
+):
+    async with in_process(embedder=service.embedder()) as client:
+        memory_id = await add(client, "The doctor is in.")
+        assert await found(client, "physician") == [memory_id]
+        service.down = True
+        reply = await client.patch(f"/memory/{memory_id}", json={"content": "Coffee is out."})
+        assert reply.status_code == 200
+        assert sql("SELECT embedding IS NULL AS none FROM memories") == [{"none": True}]
+
+
 async def test_a_service_that_hangs_keeps_nobody_waiting(service: EmbeddingService, in_process, sql):
     async with in_process(embedder=service.embedder()) as client:
         service.let_go.clear()

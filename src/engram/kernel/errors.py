@@ -5,8 +5,7 @@
     ├── InputError                the caller sent something that cannot be accepted
     │   ├── OutboxInvalid         ... found when a write was about to be parked
     │   ├── UriError              a URI, key or reference outside the grammar
-    │   ├── ArtifactTooLarge      more bytes than may be kept
-    │   └── DocumentRefused       a document that can never be read, and why
+    │   └── ArtifactTooLarge      more bytes than may be kept
     ├── AccessError               the request may not be served
     │   ├── Unauthenticated       no or unknown token
     │   ├── Forbidden             known caller, not allowed to do this
@@ -15,8 +14,7 @@
     ├── StateConflict             the thing is not in a state that allows this
     │   ├── IdempotencyMismatch       the key stands for another request
     │   ├── IdempotencyInProgress     the first request with this key is running (retryable)
-    │   ├── IdempotencyOutcomeUnknown it ended without an answer and must not run twice
-    │   └── LeaseLost                 the task is somebody else's by now
+    │   └── IdempotencyOutcomeUnknown it ended without an answer and must not run twice
     ├── DatabaseError             PostgreSQL said no
     │   ├── DatabaseUnavailable   no connection, or it broke         (retryable)
     │   ├── DatabaseTimeout       a statement or lock took too long  (retryable)
@@ -68,8 +66,6 @@ class ErrorCode(StrEnum):
     ARTIFACT_FAILED = "ARTIFACT_FAILED"
     ARTIFACT_CORRUPT = "ARTIFACT_CORRUPT"
     ARTIFACT_TOO_LARGE = "ARTIFACT_TOO_LARGE"
-    DOCUMENT_REFUSED = "DOCUMENT_REFUSED"
-    LEASE_LOST = "LEASE_LOST"
     IDEMPOTENCY_MISMATCH = "conflict"
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
     IDEMPOTENCY_OUTCOME_UNKNOWN = "idempotency_outcome_unknown"
@@ -132,13 +128,6 @@ class ArtifactTooLarge(InputError):
     http_status = 413
 
 
-class DocumentRefused(InputError):
-    """A document that no later try could read. The message is for the person who sent it."""
-
-    code = ErrorCode.DOCUMENT_REFUSED
-    http_status = 422
-
-
 class AccessError(EngramError):
     http_status = 403
     code = ErrorCode.FORBIDDEN
@@ -195,12 +184,6 @@ class IdempotencyOutcomeUnknown(StateConflict):
     """An earlier try ended without an answer, and this operation must not run twice."""
 
     code = ErrorCode.IDEMPOTENCY_OUTCOME_UNKNOWN
-
-
-class LeaseLost(StateConflict):
-    """Whoever held the task's lease holds it no more, and must write nothing for it."""
-
-    code = ErrorCode.LEASE_LOST
 
 
 class ArtifactError(EngramError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Request
@@ -20,7 +21,9 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 }
 
 
+@cache
 def twins() -> APIRouter:
+    """The same for every app of a process: reading the models takes a tenth of a second."""
     routes = APIRouter()
     for tool in TOOLS.values():
         routes.add_api_route(
