@@ -29,7 +29,10 @@ KNOWN = "SELECT memory_id, payload_md, target_space FROM logbook.memories WHERE 
 
 dsn, url, key, port = sys.argv[1:5]
 pool = psycopg_pool.AsyncConnectionPool(dsn, kwargs={"autocommit": True}, max_size=16, open=False)
-http = httpx2.AsyncClient(base_url=url, headers={"x-api-key": key}, trust_env=False)
+# The server ends a connection that was idle for five seconds.
+http = httpx2.AsyncClient(
+    base_url=url, headers={"x-api-key": key}, trust_env=False, limits=httpx2.Limits(keepalive_expiry=2)
+)
 
 
 async def run(sql: str, **params: Any) -> list[Any]:
