@@ -20,7 +20,8 @@ import httpx2
 
 from benchmarks.bare import deliver as bare
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
-from engram import assembly
+from engram.assembly.addresses import with_memory_server
+from engram.assembly.outbox import open_worker
 from engram.embedded import EmbeddedPostgres
 from engram.kernel.content import payload_sha
 from engram.kernel.settings import Settings
@@ -47,7 +48,7 @@ def memory_server(server: EmbeddedPostgres, name: str = "bench_memory") -> Itera
         connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'.encode())
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
         settings = replace(Settings.load({}), data_dir=Path(folder), memory_dsn=server.dsn(name))
-        found = assembly.with_memory_server(settings)
+        found = with_memory_server(settings)
         command = [sys.executable, "-m", "engram", "memory-server"]
         log = (Path(folder) / "server.log").open("wb")
         process = subprocess.Popen(command, env=as_environment(settings), stdout=log, stderr=log)
@@ -88,7 +89,7 @@ def by_the_worker(server: EmbeddedPostgres) -> float:
 
 
 async def _drained(settings: Settings) -> None:
-    async with assembly.open_worker(settings) as (worker, _):
+    async with open_worker(settings) as (worker, _):
         await worker.drain()
 
 

@@ -24,7 +24,9 @@ from uuid import uuid4
 
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
 from benchmarks.rivals import run as rivals
-from engram import assembly
+from engram.assembly.ingest import open_ingest
+from engram.assembly.parts import artifacts, open_executor
+from engram.assembly.queues import open_queue
 from engram.embedded import EmbeddedPostgres, EmbeddedRedis
 from engram.ingest import parsing, tasks
 from engram.ingest.seam import Lease, Work
@@ -53,8 +55,8 @@ def settings_on(server: EmbeddedPostgres, redis: EmbeddedRedis, folder: Path) ->
 
 async def _enqueue(settings: Settings, count: int) -> None:
     async with (
-        assembly.open_executor(settings, "bench") as db,
-        assembly.open_queue(settings, db) as queue,
+        open_executor(settings, "bench") as db,
+        open_queue(settings, db) as queue,
     ):
         await (await queue._client()).flushall()
         for start in range(0, count, 1000):
@@ -69,7 +71,7 @@ async def _enqueue(settings: Settings, count: int) -> None:
 async def _drain(settings: Settings, pipeline: NoOp | None = None) -> None:
     """Run a worker until every task is final."""
     stop = asyncio.Event()
-    async with assembly.open_ingest(settings, pipeline, stop=stop) as parts:
+    async with open_ingest(settings, pipeline, stop=stop) as parts:
 
         async def watch() -> None:
             while await asyncio.to_thread(_left, settings):
@@ -117,13 +119,13 @@ def document(number: int) -> bytes:
 
 async def _upload(settings: Settings, count: int) -> None:
     async with (
-        assembly.open_executor(settings, "bench") as db,
-        assembly.open_queue(settings, db) as queue,
+        open_executor(settings, "bench") as db,
+        open_queue(settings, db) as queue,
     ):
         await (await queue._client()).flushall()
         uploads = Uploads(
             db,
-            assembly.artifacts(settings),
+            artifacts(settings),
             queue,
             max_bytes=1 << 30,
             detect=lambda head, name: "text/markdown",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.bare import kafka_outbox as bare
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
-from engram.assembly import open_publishers
+from engram.assembly.ingest import open_publishers
 from engram.embedded import EmbeddedPostgres
 from engram.embedded.kafka import Broker
 from engram.ingest import events

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engram.assembly import migrate_all
+from engram.assembly.addresses import migrate_all
 from engram.embedded import EmbeddedPostgres
 from engram.postgres.pool import connect
 

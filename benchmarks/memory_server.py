@@ -27,7 +27,7 @@ import psycopg
 from benchmarks.bare.memory_query import BareSearch
 from benchmarks.measuring import alternate, database_server, median, told, verdict
 from benchmarks.memory_corpus import SMALL_SPACE, Corpus
-from engram import assembly
+from engram.assembly.addresses import with_memory_server
 from engram.embedded import EmbeddedPostgres
 from engram.kernel.content import payload_sha
 from engram.kernel.settings import Settings
@@ -113,7 +113,7 @@ def _is_up(url: str) -> bool:
 def engram(dsn: str) -> Iterator[tuple[str, dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="engram-bench-") as folder:
         settings = replace(Settings.load({}), data_dir=Path(folder), memory_dsn=dsn, log_level="error")
-        found = assembly.with_memory_server(settings)
+        found = with_memory_server(settings)
         url, key = found.openmemory_base_url or "", found.openmemory_api_key or ""
         with serving(["-m", "engram", "memory-server"], url, as_environment(settings)):
             yield url, {"x-api-key": key}

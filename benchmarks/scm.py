@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.bare import scm as bare
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
 from benchmarks.rivals import run as rivals
-from engram.assembly import Scm, open_scm
+from engram.assembly.scm import Scm, open_scm
 from engram.kernel.settings import Settings
 
 COMMITS = int(os.environ.get("ENGRAM_BENCH_COMMITS", "50000"))

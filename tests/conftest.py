@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from engram.assembly import migrate_all
+from engram.assembly.addresses import migrate_all
 from engram.embedded import EmbeddedPostgres
 from engram.logbook.config import Config
 from engram.logbook.connection import close

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from engram import assembly
+from engram.assembly.addresses import MEMORY_DATABASE, migrate_all, renew_memory_port, with_memory_server
+from engram.assembly.callers import require_loopback
 from engram.embedded import EmbeddedPostgres, EmbeddedRedis
 from engram.embedded.folders import make_private_folder, write_private
 from engram.embedded.locks import FileLock
@@ -192,7 +193,7 @@ class Stack:
             release_role(self.settings.data_dir, role)
         with bound(self.settings.gateway_host, self.settings.gateway_port) as probe:
             self.settings = replace(self.settings, gateway_port=probe.getsockname()[1])
-        assembly.require_loopback(self.settings)
+        require_loopback(self.settings)
         self._open_pipe()
         self._start_parts()
         self._plan_children()
@@ -211,13 +212,13 @@ class Stack:
         self._held.callback(os.close, self._write_fd)
 
     def _start_parts(self) -> None:
-        assembly.renew_memory_port(self.settings.data_dir)
-        addressed = assembly.with_memory_server(self.settings)
+        renew_memory_port(self.settings.data_dir)
+        addressed = with_memory_server(self.settings)
         if not self.only:
             addressed = self._start_embedded(addressed)
         self.environment = {**self._inherited(), **as_environment(addressed), INSTANCE: self.instance}
         if not self.only:
-            assembly.migrate_all(self.dsn, self.on_progress)
+            migrate_all(self.dsn, self.on_progress)
 
     def _start_embedded(self, addressed: Settings) -> Settings:
         if self.settings.postgres_dsn is None or self.settings.openmemory_base_url is None:
@@ -249,8 +250,8 @@ class Stack:
             roles["publisher"] = ["worker", "publisher"]
         if self.settings.openmemory_base_url is None and self.postgres:
             if self.settings.memory_dsn is None:
-                self.postgres.ensure_database(assembly.MEMORY_DATABASE)
-                self.environment["ENGRAM_MEMORY_DSN"] = self.postgres.dsn(assembly.MEMORY_DATABASE)
+                self.postgres.ensure_database(MEMORY_DATABASE)
+                self.environment["ENGRAM_MEMORY_DSN"] = self.postgres.dsn(MEMORY_DATABASE)
             roles = {"memory server": ["memory-server"], **roles}
         logs = self.settings.data_dir / "logs"
         for name, arguments in roles.items():

@@ -24,7 +24,7 @@ from mcp_types import CallToolResult
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engram.api.tools import TOOLS
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.cli import background
 from engram.embedded.locks import FileLock
 from engram.kernel.errors import GatewayUnavailable

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import httpx2
 import pytest
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from support.parts import used
 from support.serving import serving

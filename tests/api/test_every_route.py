@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 
 from engram.api import tokens, tokens_file
 from engram.api.authentication import PUBLIC
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 
 pytestmark = pytest.mark.anyio

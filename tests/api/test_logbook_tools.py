@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from mcp import Client
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.logbook import governance
 from engram.logbook.config import Config

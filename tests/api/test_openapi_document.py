@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from engram.api.authentication import PUBLIC
 from engram.api.tools import TOOLS, WriteArguments
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from support.admission import admitted
 

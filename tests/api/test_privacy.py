@@ -21,7 +21,7 @@ import pytest
 
 from engram.api import tokens, tokens_file
 from engram.api.tools import TOOLS
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.logbook import recall
 from engram.logbook.config import Config

@@ -8,7 +8,7 @@ from dataclasses import replace
 import httpx2
 import pytest
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.errors import ConfigError
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect

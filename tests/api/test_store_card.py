@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from typer.testing import CliRunner, Result
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.cli import app
 from engram.cli.memory import call_tool
 from engram.kernel.errors import EngramError, InputError

@@ -20,7 +20,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from engram.api import tokens, tokens_file
 from engram.api.tools import TOOLS
-from engram.assembly import build_app, require_loopback
+from engram.assembly.callers import require_loopback
+from engram.assembly.gateway import build_app
 from engram.cli.memory import call_tool
 from engram.gateway.callers import READ, SCOPES
 from engram.kernel.errors import ConfigError, EngramError

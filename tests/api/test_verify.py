@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.embedded import EmbeddedRedis
 from engram.gateway.gate import CAPABILITIES
 from engram.gateway.outbox_worker import HEARTBEATS

@@ -17,7 +17,8 @@ from conformance.fixture_server import serve
 from conformance.not_applicable import REASONS
 from conformance.suite import RUNS, Run, cell, outcomes
 from engram.api.app import create_app
-from engram.assembly import migrate_all, open_services
+from engram.assembly.addresses import migrate_all
+from engram.assembly.gateway import open_services
 from engram.embedded import EmbeddedPostgres
 from engram.kernel.settings import Settings
 from support.serving import serving

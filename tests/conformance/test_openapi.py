@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from engram.api.authentication import PUBLIC
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from support.admission import admitted
 from support.parts import used

@@ -17,7 +17,8 @@ from conformance.not_applicable import NOT_APPLICABLE, REASONS
 from conformance.suite import RUNS, Run, cell, outcomes
 from engram.api.app import create_app
 from engram.api.tools import TOOLS
-from engram.assembly import open_services, tokens_of
+from engram.assembly.callers import tokens_of
+from engram.assembly.gateway import open_services
 from engram.kernel.settings import Settings
 from support.admission import admitted
 from support.parts import used

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from engram.api.tools import TOOLS
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from support import node
 from support.admission import admitted

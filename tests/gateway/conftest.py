@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engram.assembly import open_client
+from engram.assembly.parts import open_client
 from engram.gateway.memory_query import MemoryQuery
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.openmemory_client import OpenMemoryClient

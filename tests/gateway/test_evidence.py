@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engram.assembly import artifacts
+from engram.assembly.parts import artifacts
 from engram.gateway.callers import Caller
 from engram.gateway.evidence import Evidence, ReadReply, ReadRequest, UploadReply, UploadRequest
 from engram.gateway.placement import Placement

@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from engram.assembly import open_services, outbox_wake_ups
+from engram.assembly.gateway import open_services
+from engram.assembly.outbox import outbox_wake_ups
 from engram.gateway.memory_store import MemoryStore
 from engram.gateway.store_reply import StoreRequest
 from engram.kernel.content import payload_sha

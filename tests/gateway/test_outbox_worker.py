@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from engram.assembly import open_client
+from engram.assembly.parts import open_client
 from engram.gateway import outbox_worker
 from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.gateway.outbox_worker import OutboxWorker, calculate_backoff_with_jitter, new_worker_id

@@ -16,7 +16,8 @@ import httpx2
 import pytest
 from redis import Redis
 
-from engram.assembly import build_app, open_ingest
+from engram.assembly.gateway import build_app
+from engram.assembly.ingest import open_ingest
 from engram.embedded import EmbeddedRedis
 from engram.ingest import tasks
 from engram.ingest.ingest_worker import IngestWorker

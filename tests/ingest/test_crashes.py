@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from redis import Redis
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.embedded import EmbeddedRedis
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
@@ -36,7 +36,7 @@ UPLOAD = "/api/knowledge/documents/upload-async"
 def quick(api_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Recovery without waiting: silence is noticed at once, and `move_time` ends leases."""
     monkeypatch.setattr("engram.ingest.sweeper.UPLOAD_SECONDS", 0.0)
-    monkeypatch.setattr("engram.assembly.INGEST_UPKEEP_SECONDS", 0.2)
+    monkeypatch.setattr("engram.assembly.ingest.INGEST_UPKEEP_SECONDS", 0.2)
     return replace(
         api_settings,
         ingest_max_attempts=5,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import httpx2
 import pytest
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from ingest import samples
 from support.processes import environment, eventually, run_engram
@@ -110,7 +110,7 @@ def test_a_search_that_cannot_be_understood_is_refused(http: httpx2.Client) -> N
 def test_a_document_that_kills_its_parser_ends_and_one_that_is_damaged_ends_at_once(
     api_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engram.assembly.INGEST_UPKEEP_SECONDS", 0.2)
+    monkeypatch.setattr("engram.assembly.ingest.INGEST_UPKEEP_SECONDS", 0.2)
     # In so little memory no PDF can be read: the child dies without a word.
     small = replace(api_settings, parser_memory_mb=48)
     with (

@@ -10,7 +10,8 @@ import httpx2
 import pytest
 from redis import Redis
 
-from engram.assembly import artifacts, build_app
+from engram.assembly.gateway import build_app
+from engram.assembly.parts import artifacts
 from engram.kernel.errors import DocumentRefused
 from engram.kernel.settings import Settings
 from engram.logbook.uri import build_content_key

@@ -13,7 +13,9 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from engram.assembly import build_app, open_ingest, open_publishers, open_sweeper
+from engram.assembly.gateway import build_app
+from engram.assembly.ingest import open_ingest, open_publishers
+from engram.assembly.queues import open_sweeper
 from engram.embedded import EmbeddedRedis
 from engram.ingest import events, tasks
 from engram.ingest.redis_queue import RedisQueue

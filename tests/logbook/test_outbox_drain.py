@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engram.assembly import migrate_all
+from engram.assembly.addresses import migrate_all
 from engram.embedded import EmbeddedPostgres
 from engram.logbook import outbox
 from engram.logbook.config import Config

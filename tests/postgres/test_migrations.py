@@ -13,7 +13,7 @@ from typing import IO
 import psycopg
 import pytest
 
-from engram.assembly import own_migrations
+from engram.assembly.addresses import own_migrations
 from engram.kernel.errors import DatabaseError, EngramError, SchemaError
 from engram.postgres import migrations as module
 from engram.postgres.migrations import Migration, load_migrations, migrate, pending

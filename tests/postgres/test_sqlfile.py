@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import engram
-from engram.assembly import migrate_all
+from engram.assembly.addresses import migrate_all
 from engram.embedded import EmbeddedPostgres
 from engram.memory.server import prepare
 from engram.postgres import Statement, load_sql

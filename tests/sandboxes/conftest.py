@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.sandboxes.driver import Limits
 from engram.sandboxes.sandlock_driver import SandlockDriver

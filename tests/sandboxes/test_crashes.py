@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from engram import assembly
+from engram.assembly.sandboxes import open_sandboxes, reap_sandboxes
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
 from engram.postgres.executors import AsyncExecutor
@@ -152,7 +152,7 @@ async def test_what_nobody_asks_for_again_is_settled_by_the_reaper(
     served: Settings, db: AsyncExecutor, dsn: str, tmp_path: Path, place: str, then: str
 ) -> None:
     if not place.startswith("making."):
-        async with assembly.open_sandboxes(served, db) as boxes:
+        async with open_sandboxes(served, db) as boxes:
             await boxes.create("local", str(uuid4()), "default", None, {})
     armed = environment(served, ENGRAM_FAILPOINT=place)
     if place == "reaper.after_expire":
@@ -169,7 +169,7 @@ async def test_what_nobody_asks_for_again_is_settled_by_the_reaper(
                 assert asked(served.gateway_url) is None
             assert gateway.wait(20) == -signal.SIGKILL, "the failpoint was never reached"
     an_hour_passes(dsn)
-    assert await assembly.reap_sandboxes(served, db) == 1
+    assert await reap_sandboxes(served, db) == 1
     assert [row["status"] for row in rows(dsn)] == [then]
     assert folders(served) == ([rows(dsn)[0]["id"]] if then == "ready" else [])
 

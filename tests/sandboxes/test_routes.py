@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from mcp import Client
 
-from engram.assembly import build_app
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
 from sandboxes.driver_contract import a_marker, is_running

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engram.assembly import open_client
+from engram.assembly.parts import open_client
 from engram.gateway.callers import Caller
 from engram.gateway.evidence import Evidence, ReadRequest
 from engram.gateway.memory_query import MemoryQuery, QueryRequest

@@ -18,17 +18,17 @@ def migrate(
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be applied.")] = False,
 ) -> None:
     """Bring the database to this version's schema."""
-    from engram import assembly
+    from engram.assembly.addresses import migrate_all, own_migrations
     from engram.kernel.settings import Settings
     from engram.postgres.migrations import pending
 
     settings = Settings.load()
     with _database(settings) as dsn:
         if plan:
-            todo = pending(dsn, assembly.own_migrations())
+            todo = pending(dsn, own_migrations())
             print("\n".join(f"would apply {m}" for m in todo) or "up to date")
         else:
-            done = assembly.migrate_all(dsn, _told)
+            done = migrate_all(dsn, _told)
             print(f"applied {len(done)} migration(s)" if done else "up to date")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from engram import assembly
+from engram.assembly.parts import open_client
 from engram.cli.memory import call_tool
 from engram.cli.outage import Bench, awaited
 from engram.gateway.openmemory_client import Memory
@@ -209,7 +209,7 @@ class Degradation:
         memory = Memory(self._text, SPACE, payload_sha(self._text), idempotency_key="")
 
         async def look() -> list[str]:
-            async with assembly.open_client(self.bench.memory_server) as client:
+            async with open_client(self.bench.memory_server) as client:
                 return await client.copies(memory)
 
         return asyncio.run(look())

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import httpx2
 
-from engram import assembly
+from engram.assembly.addresses import has_memory_server, own_migrations, with_memory_server
+from engram.assembly.parts import open_client
+from engram.assembly.sandboxes import sandbox_driver
 from engram.embedded import running_postgres, running_redis
 from engram.kernel.errors import EngramError
 from engram.kernel.logs import redact
@@ -58,10 +60,10 @@ def _postgres(dsn: str) -> str:
 
 
 def _schema(dsn: str) -> str:
-    todo = pending(dsn, assembly.own_migrations())
+    todo = pending(dsn, own_migrations())
     if todo:
         raise EngramError(f"{len(todo)} migration(s) are missing, first {todo[0]}")
-    return f"version {len(assembly.own_migrations())}"
+    return f"version {len(own_migrations())}"
 
 
 def _redis(settings: Settings) -> Finding:
@@ -73,12 +75,12 @@ def _redis(settings: Settings) -> Finding:
 
 
 def _memory_server(settings: Settings) -> str:
-    if settings.openmemory_base_url is None and not assembly.has_memory_server(settings.data_dir):
+    if settings.openmemory_base_url is None and not has_memory_server(settings.data_dir):
         raise EngramError(f"none was ever started in {settings.data_dir}")
-    addressed = assembly.with_memory_server(settings)
+    addressed = with_memory_server(settings)
 
     async def probe() -> None:
-        async with assembly.open_client(addressed) as client:
+        async with open_client(addressed) as client:
             await client.probe()
 
     asyncio.run(probe())
@@ -95,7 +97,7 @@ def _gateway(settings: Settings) -> str:
 
 def _sandboxes(settings: Settings) -> str:
     """Run a command in one, here and now."""
-    driver = assembly.sandbox_driver(settings, "doctor")
+    driver = sandbox_driver(settings, "doctor")
     if driver is None:
         return "switched off (ENGRAM_SANDBOX_DRIVER)"
 

@@ -101,7 +101,7 @@ def rebuild() -> None:
     """Tell the queue of every unfinished task that it does not have. May be run at any time."""
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.queues import open_sweeper
     from engram.cli.database import running_database
     from engram.kernel.settings import Settings
 
@@ -110,7 +110,7 @@ def rebuild() -> None:
     async def put() -> int:
         from dataclasses import replace
 
-        async with assembly.open_sweeper(replace(settings, postgres_dsn=running_database())) as sweeper:
+        async with open_sweeper(replace(settings, postgres_dsn=running_database())) as sweeper:
             return await sweeper.rebuild()
 
     print(f"put {asyncio.run(put())} task(s) on the queue")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import httpx2
 
-from engram import assembly, supervisor
+from engram import supervisor
+from engram.assembly.addresses import has_memory_server, require_schema, with_memory_server
 from engram.cli.relay import Relay
 from engram.embedded import running_postgres
 from engram.embedded.waiting import wait_for
@@ -60,7 +61,7 @@ class Bench:
 def own_stack(settings: Settings, say: Say) -> Iterator[Bench]:
     """Everything, on a free port, in the settings' own data folder; with its memory server if that is ours."""
     if settings.postgres_dsn is not None:
-        assembly.require_schema(settings)
+        require_schema(settings)
     with ExitStack() as held:
         asked = _for_this_machine(settings)
         relay = None
@@ -74,7 +75,7 @@ def own_stack(settings: Settings, say: Say) -> Iterator[Bench]:
             return
         yield Bench(
             stack,
-            assembly.with_memory_server(replace(settings, postgres_dsn=stack.dsn)),
+            with_memory_server(replace(settings, postgres_dsn=stack.dsn)),
             "the memory server of this stack is killed with -9, and its worker stopped",
             lambda: _kill(stack),
             lambda: stack.bring_up("memory server"),
@@ -86,7 +87,7 @@ def own_stack(settings: Settings, say: Say) -> Iterator[Bench]:
 def beside(settings: Settings, folder: Path) -> Iterator[Bench]:
     """A gateway of its own on the database of what is running; `folder` is for its log."""
     found = _addressed(settings)
-    assembly.require_schema(found)
+    require_schema(found)
     with ExitStack() as held:
         own = replace(_for_this_machine(found), data_dir=folder)
         if _is_supervised(settings):
@@ -154,12 +155,12 @@ def _addressed(settings: Settings) -> Settings:
             f"a gateway answers at {settings.gateway_url}, but where its database is, is not known here",
             hint="set POSTGRES_DSN, or ENGRAM_DATA_DIR to its folder",
         )
-    if settings.openmemory_base_url is None and not assembly.has_memory_server(settings.data_dir):
+    if settings.openmemory_base_url is None and not has_memory_server(settings.data_dir):
         raise GatewayUnavailable(
             f"a gateway answers at {settings.gateway_url}, but where its memory server is, is not known here",
             hint="set OPENMEMORY_BASE_URL and OPENMEMORY_API_KEY, or ENGRAM_DATA_DIR to its folder",
         )
-    return assembly.with_memory_server(replace(settings, postgres_dsn=dsn))
+    return with_memory_server(replace(settings, postgres_dsn=dsn))
 
 
 def _for_this_machine(settings: Settings) -> Settings:

@@ -35,13 +35,14 @@ def serve() -> None:
 
     import uvicorn
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
+    from engram.assembly.gateway import build_app
     from engram.web.sockets import bound
 
     settings = prepared()
-    with assembly.addresses(settings, _told) as found:
-        app = assembly.build_app(found)
-        assembly.require_schema(found)
+    with addresses(settings, _told) as found:
+        app = build_app(found)
+        require_schema(found)
         sock = bound(found.gateway_host, found.gateway_port)
         _told(f"listening on {replace(found, gateway_port=sock.getsockname()[1]).gateway_url}")
         config = uvicorn.Config(
@@ -58,14 +59,14 @@ def serve() -> None:
 
 def memory_server() -> None:
     """Run the embedded memory server."""
-    from engram import assembly
+    from engram.assembly.addresses import MEMORY_DATABASE, memory_api_key, memory_port
     from engram.embedded import EmbeddedPostgres
     from engram.memory.server import serve as serve_memory
     from engram.search.embeddings import embedder_for
 
     settings = prepared()
-    key = settings.openmemory_api_key or assembly.memory_api_key(settings.data_dir)
-    port = assembly.memory_port(settings.data_dir)
+    key = settings.openmemory_api_key or memory_api_key(settings.data_dir)
+    port = memory_port(settings.data_dir)
     embedder = embedder_for(settings.embeddings_url, settings.embeddings_key, settings.embeddings_model)
 
     def serve_from(dsn: str) -> None:
@@ -75,8 +76,8 @@ def memory_server() -> None:
         serve_from(settings.memory_dsn)
         return
     with EmbeddedPostgres(settings.data_dir, on_progress=_told) as postgres:
-        postgres.ensure_database(assembly.MEMORY_DATABASE)
-        serve_from(postgres.dsn(assembly.MEMORY_DATABASE))
+        postgres.ensure_database(MEMORY_DATABASE)
+        serve_from(postgres.dsn(MEMORY_DATABASE))
 
 
 def worker_outbox(
@@ -88,12 +89,12 @@ def worker_outbox(
         raise typer.BadParameter("--once and --loop exclude each other")
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
     from engram.web.metrics_listener import serving_metrics
 
     settings = prepared()
-    with assembly.addresses(settings, _told) as found:
-        assembly.require_schema(found)
+    with addresses(settings, _told) as found:
+        require_schema(found)
         if once:
             asyncio.run(_worker_once(found))
             return
@@ -105,22 +106,22 @@ def worker_ingest() -> None:
     """Bring uploaded documents in: new tasks, retries, and what dead workers left."""
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema, with_redis
     from engram.web.metrics_listener import serving_metrics
 
     settings = prepared()
-    with assembly.addresses(settings, _told) as found, assembly.with_redis(found, _told) as whole:
-        assembly.require_schema(whole)
+    with addresses(settings, _told) as found, with_redis(found, _told) as whole:
+        require_schema(whole)
         with serving_metrics(whole.metrics_port):
             asyncio.run(_ingest_loop(whole))
 
 
 async def _ingest_loop(settings: Settings) -> None:
-    from engram import assembly
+    from engram.assembly.ingest import open_ingest
     from engram.kernel.runloop import run_together, stop_on_signals
 
     stop = stop_on_signals()
-    async with assembly.open_ingest(settings, stop=stop) as parts:
+    async with open_ingest(settings, stop=stop) as parts:
         if parts.reclaimer is not None:
             await parts.reclaimer.beat()
         loops = parts.loops(settings, stop)
@@ -133,24 +134,25 @@ def worker_publisher() -> None:
     """Publish waiting events to Kafka; as many of these as wanted."""
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
+    from engram.assembly.queues import kafka_servers
     from engram.web.metrics_listener import serving_metrics
 
     settings = prepared()
-    with assembly.addresses(settings, _told) as found:
-        assembly.kafka_servers(found)
-        assembly.require_schema(found)
+    with addresses(settings, _told) as found:
+        kafka_servers(found)
+        require_schema(found)
         with serving_metrics(found.metrics_port):
             asyncio.run(_publisher_loop(found))
 
 
 async def _publisher_loop(settings: Settings) -> None:
-    from engram import assembly
+    from engram.assembly.ingest import open_publishers
     from engram.kernel.runloop import run_loop, run_together, stop_on_signals
 
     stop = stop_on_signals()
     idle = settings.ingest_kafka_publish_interval_ms / 1000
-    async with assembly.open_publishers(settings) as publishers:
+    async with open_publishers(settings) as publishers:
         loops = [run_loop("publisher", each.run_once, idle_seconds=idle, stop=stop) for each in publishers]
         gauges = run_loop("publisher.gauges", publishers[0].measure, idle_seconds=GAUGE_SECONDS, stop=stop)
         patience = settings.ingest_kafka_lease_seconds
@@ -173,11 +175,11 @@ def reconcile(
         raise typer.BadParameter("--once and --report exclude each other")
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
 
     settings = prepared()
-    with assembly.addresses(settings, _told) as found:
-        assembly.require_schema(found)
+    with addresses(settings, _told) as found:
+        require_schema(found)
         raise typer.Exit(asyncio.run(_reconciled(found, repair=not report)))
 
 
@@ -189,9 +191,9 @@ def run_reconcile_command() -> None:
 
 
 async def _reconciled(settings: Settings, *, repair: bool) -> int:
-    from engram import assembly
+    from engram.assembly.outbox import open_reconciler
 
-    async with assembly.open_reconciler(settings) as reconciler:
+    async with open_reconciler(settings) as reconciler:
         found = await reconciler.run_whole(repair=repair)
     verb = "repaired" if repair else "found"
     for name in ("abandoned_writes", "missing_redirects", "missing_audits", "stale_locks", "erased_copies"):
@@ -216,11 +218,11 @@ _FINDINGS = {
 
 async def _worker_once(settings: Settings) -> None:
     """Batches until nothing is due; what it did goes to standard output."""
-    from engram import assembly
+    from engram.assembly.outbox import open_worker
     from engram.kernel.runloop import run_together, stop_on_signals
 
     stop = stop_on_signals()
-    async with assembly.open_worker(settings, stop=stop) as (worker, reconciler):
+    async with open_worker(settings, stop=stop) as (worker, reconciler):
 
         async def deliver() -> None:
             parked = await reconciler.run_once()
@@ -234,14 +236,14 @@ async def _worker_once(settings: Settings) -> None:
 
 
 async def _worker_loop(settings: Settings) -> None:
-    from engram import assembly
+    from engram.assembly.outbox import open_worker, outbox_wake_ups
     from engram.gateway.outbox_worker import LANES
     from engram.kernel.runloop import run_loop, run_together, stop_on_signals
 
     stop = stop_on_signals()
     async with (
-        assembly.open_worker(settings, stop=stop) as (worker, reconciler),
-        assembly.outbox_wake_ups(settings) as parked,
+        open_worker(settings, stop=stop) as (worker, reconciler),
+        outbox_wake_ups(settings) as parked,
     ):
 
         async def deliver() -> int:

@@ -121,17 +121,19 @@ def reap() -> None:
     """End what is past its time and remove what nobody knows; gateways do so by themselves."""
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
+    from engram.assembly.parts import open_executor
+    from engram.assembly.sandboxes import reap_sandboxes
     from engram.cli.roles import prepared
 
     settings = prepared()
 
     async def once() -> int:
-        async with assembly.open_executor(settings_found, "engram-reap") as db:
-            return await assembly.reap_sandboxes(settings_found, db)
+        async with open_executor(settings_found, "engram-reap") as db:
+            return await reap_sandboxes(settings_found, db)
 
-    with assembly.addresses(settings) as settings_found:
-        assembly.require_schema(settings_found)
+    with addresses(settings) as settings_found:
+        require_schema(settings_found)
         print(f"{asyncio.run(once())} sandbox(es) ended or removed")
 
 

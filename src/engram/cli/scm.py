@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     import asyncio
 
-    from engram.assembly import Scm
+    from engram.assembly.scm import Scm
     from engram.gateway.scm_consumer import Consumed
     from engram.kernel.settings import Settings
     from engram.scm.store import Repo
@@ -135,7 +135,8 @@ def status(as_json: Json = False) -> None:
 def _run(work: Callable[[Scm], Awaitable[None]]) -> None:
     import asyncio
 
-    from engram import assembly
+    from engram.assembly.addresses import addresses, require_schema
+    from engram.assembly.scm import open_scm
     from engram.kernel import logs
     from engram.kernel.settings import Settings
 
@@ -143,11 +144,11 @@ def _run(work: Callable[[Scm], Awaitable[None]]) -> None:
     logs.configure(settings.log_level if settings.log_level != "info" else "warning", settings.log_format)
 
     async def inside(found: Settings) -> None:
-        async with assembly.open_scm(found) as scm:
+        async with open_scm(found) as scm:
             await work(scm)
 
-    with assembly.addresses(settings, _told) as found:
-        assembly.require_schema(found)
+    with addresses(settings, _told) as found:
+        require_schema(found)
         asyncio.run(inside(found))
 
 
