@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from fastapi import APIRouter, FastAPI
@@ -44,7 +45,8 @@ def paths(routes: Iterable[BaseRoute], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{route.path}/x"
             yield from paths(route.routes, prefix + route.path)
         elif isinstance(route, Route):
-            yield re.sub(r"\{[^}]+\}", "1", prefix + route.path)
+            whole = re.sub(r"\{[^}]+:uuid\}", str(uuid4()), prefix + route.path)
+            yield re.sub(r"\{[^}]+\}", "1", whole)
         else:
             # A router that was included; anything else is new to this walk and fails here.
             yield from paths(route.original_router.routes, prefix + route.include_context.prefix)

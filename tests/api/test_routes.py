@@ -44,7 +44,7 @@ ROUTES = [
     ("POST", "/v1/sandboxes/{sandbox_id}/exec"),
     ("POST", "/v1/sandboxes/{sandbox_id}/extend_ttl"),
     ("POST", "/v1/sandboxes/{sandbox_id}/stop"),
-    ("PUT", "/v1/sandboxes/{sandbox_id}/files/{path:path}"),
+    ("PUT", "/v1/sandboxes/{sandbox_id}/files/{path}"),
     ("POST", "/verify"),
     ("GET", "/health"),
     ("GET", "/readyz"),
@@ -58,7 +58,7 @@ ROUTES = [
 def paths(routes) -> Iterator[str]:
     for route in routes:
         if hasattr(route, "path"):
-            yield route.path
+            yield getattr(route, "path_format", route.path)
         else:
             yield from paths(route.original_router.routes)
 

@@ -34,6 +34,7 @@ SENSIBLE: dict[str, Callable[[], Any]] = {
     "policy_json": _one_of([None, {}, {"max_chars": 50}]),
     "encoding": _one_of(["utf-8"]),
     "skip": _one_of([[], ["redis"]]),
+    "file": lambda: f"# Part {next(_numbers)}\n\nWho may settle a row?".encode(),
 }
 # What replies named, to be asked for again.
 LEARNT: dict[str, Any] = {
@@ -42,6 +43,9 @@ LEARNT: dict[str, Any] = {
     "outbox_id": 1,
     "item_id": None,
 }
+# The same, for what stands in paths. A stream of events would go on until the task is over.
+IN_PATHS = {"taskId": "", "documentId": ""}
+ENDLESS = "/api/knowledge/tasks/{taskId}/events"
 NEVER_BLANK = (
     "payload_md",
     "query",
@@ -64,6 +68,9 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     if isinstance(case.body, dict):
         case.body = _sensible(case.body)
         case.headers.pop("Idempotency-Key", None)
+    for name in IN_PATHS.keys() & case.path_parameters.keys():
+        if IN_PATHS[name] and case.path != ENDLESS:
+            case.path_parameters[name] = IN_PATHS[name]
     if "since" in case.query:
         case.query["since"] = SENSIBLE["since"]() or "24h"
 
@@ -72,9 +79,10 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
 def after_call(
     context: schemathesis.HookContext, case: schemathesis.Case, response: schemathesis.Response
 ) -> None:
-    if response.status_code == 200 and case.method == "POST":
+    if response.status_code in (200, 201, 202) and case.method == "POST":
         reply = response.json()
         LEARNT.update({name: reply[name] for name in LEARNT if reply.get(name) is not None})
+        IN_PATHS.update({name: reply[name] for name in IN_PATHS if reply.get(name) is not None})
 
 
 def _sensible(body: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,12 @@ def operations(settings: Settings) -> set[str]:
 
 # They ask for what an earlier reply named, and whether one came before is not in our hands.
 NEED_AN_EARLIER_REPLY = {
+    "GET /api/knowledge/documents/{documentId}",
+    "DELETE /api/knowledge/documents/{documentId}",
+    "GET /api/knowledge/tasks/{taskId}",
+    # An end, or a death, that no worker brings about here.
+    "GET /api/knowledge/tasks/{taskId}/events",
+    "POST /api/knowledge/tasks/{taskId}/retry",
     "POST /evidence/read",
     "POST /memory/forget",
     "GET /v1/sandboxes/{sandbox_id}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,9 @@ import httpx2
 import pytest
 from redis import Redis
 
+from engram.assembly.addresses import migrate_all
 from engram.assembly.gateway import build_app
-from engram.embedded import EmbeddedRedis
+from engram.embedded import EmbeddedPostgres, EmbeddedRedis
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
@@ -161,34 +164,85 @@ def test_sigterm_costs_no_attempt_and_redis_may_be_flushed_meanwhile(quick: Sett
     assert most == {"most": 0}
 
 
-def test_killed_at_random_flushed_and_restarted_every_document_is_in_once(
+def test_whatever_dies_during_the_uploads_every_document_is_in_once(
     quick: Settings, redis_server: EmbeddedRedis, scale: float, seed: int, tmp_path: Path
 ) -> None:
-    """Two real workers, killed again and again; Redis flushed once and restarted once."""
-    chance, count = random.Random(seed), int(24 * scale)
-    hardy = replace(quick, ingest_max_attempts=1000, ingest_lease_seconds=3.0, ingest_concurrency=2)
-    with serving(build_app(hardy)) as url:
-        for n in range(count):
-            files = {"file": (f"{n}.md", f"# Part {n}\n\n{'Some words of it. ' * 300}".encode())}
-            assert httpx2.post(f"{url}{UPLOAD}", files=files, trust_env=False).status_code == 202
-    env = environment(hardy)
-    faults = [lambda: _flush(hardy), lambda: _restart(redis_server), *[lambda: None] * int(scale)]
-    chance.shuffle(faults)
+    """Workers killed at failpoints and at random; Redis emptied, Redis and PostgreSQL killed and started."""
+    chance, count = random.Random(seed), int(80 * scale)
     with ExitStack() as held:
-        workers = [held.enter_context(_worker(env, tmp_path)) for _ in range(2)]
-        for fault in faults:
-            eventually(lambda: _begun(hardy) or all_done(hardy, count), "some work", 30)
+        postgres = held.enter_context(EmbeddedPostgres(tmp_path / "database"))
+        migrate_all(postgres.dsn())
+        hardy = replace(
+            quick,
+            postgres_dsn=postgres.dsn(),
+            ingest_max_attempts=1000,
+            ingest_lease_seconds=3.0,
+            ingest_concurrency=2,
+        )
+        faults = [
+            lambda: _flush(hardy),
+            lambda: _restart(redis_server),
+            lambda: _restart_database(postgres),
+            *[lambda: None] * int(3 * scale),
+        ]
+        chance.shuffle(faults)
+        workers = [held.enter_context(_worker(hardy, tmp_path)) for _ in range(2)]
+        url = held.enter_context(serving(build_app(hardy)))
+        callers = held.enter_context(ThreadPoolExecutor(4))
+        sent = [callers.submit(_upload, url, n) for n in range(count)]
+
+        def done(wanted: float) -> bool:
+            for at, worker in enumerate(workers):
+                if worker.poll() is not None:
+                    workers[at] = held.enter_context(_worker(hardy, tmp_path))
+            return _done(hardy) >= wanted
+
+        for at, fault in enumerate(faults):
+            eventually(lambda at=at: done(count * at / (2 * len(faults))), "some work", 60)
             fault()
             victim = chance.randrange(2)
             workers[victim].kill()
             workers[victim].wait(10)
-            workers[victim] = held.enter_context(_worker(env, tmp_path))
+            workers[victim] = held.enter_context(_worker(hardy, tmp_path, chance.choice(OF_THE_WORKER)))
         _expire_turn(hardy)
-        eventually(lambda: all_done(hardy, count), "every task to be done", 45)
+        eventually(lambda: done(count), "every task to be done", 60 + count / 10)
+        promised = {reply.result(1) for reply in sent}
         verdict(hardy)
+        with connect(hardy.postgres_dsn or "") as connection:
+            kept = connection.execute("SELECT id FROM ingest.ingest_task").fetchall()
+    assert promised == {str(row["id"]) for row in kept}
 
 
-def _worker(env: dict[str, str], folder: Path) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def _upload(url: str, number: int) -> str:
+    """What a client does that takes only a promise for an answer; the task it was promised."""
+    name, content = f"{number}.md", f"# Part {number}\n\n{'Some words of it. ' * 300}".encode()
+    with httpx2.Client(base_url=url, trust_env=False, timeout=30) as client:
+
+        def promise() -> str | None:
+            try:
+                reply = client.post(
+                    UPLOAD, files={"file": (name, content)}, headers={"Idempotency-Key": f"upload-{number}"}
+                )
+            except httpx2.HTTPError:
+                return None
+            assert reply.status_code in (202, 409, 503), reply.text
+            return reply.json()["taskId"] if reply.status_code == 202 else None
+
+        return eventually(promise, f"a promise for {name}", 100)
+
+
+def _done(settings: Settings) -> int:
+    with connect(settings.postgres_dsn or "") as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM ingest.ingest_task WHERE status = 'SUCCEEDED'"
+        ).fetchone()
+    return int(row["count"]) if row else 0
+
+
+def _worker(
+    settings: Settings, folder: Path, dies_at: str = ""
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    env = environment(settings, ENGRAM_FAILPOINT=dies_at)
     return started("worker", "ingest", env=env, log=folder / "workers.log")
 
 
@@ -200,6 +254,11 @@ def _flush(settings: Settings) -> None:
 def _restart(server: EmbeddedRedis) -> None:
     with Redis.from_url(server.url()) as redis:
         redis.shutdown(nosave=True)
+    server.start()
+
+
+def _restart_database(server: EmbeddedPostgres) -> None:
+    os.kill(server.pid or 0, signal.SIGKILL)
     server.start()
 
 

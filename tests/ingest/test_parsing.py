@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from engram.ingest import media, parser_child
 from engram.ingest.chunking import Block
 from engram.ingest.media import detect
-from engram.ingest.parsing import Limits, Parsers
+from engram.ingest.parsing import Limits, Parsers, _Child
 from engram.kernel.errors import DocumentRefused, ParserDied
 from ingest import samples
 
@@ -181,6 +181,15 @@ async def test_a_child_that_was_not_heard_out_is_not_used_again() -> None:
         assert parsers.started == 2
     finally:
         await parsers.shut()
+
+
+async def test_a_child_with_much_left_to_say_can_be_ended() -> None:
+    child = await _Child.start(Limits())
+    await child._ask([b"word " * 100_000], media.TEXT)
+    while child._process._transport.get_pipe_transport(1).is_reading():  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        await child.kill()
 
 
 async def test_processor_time_is_limited_for_each_document_anew() -> None:

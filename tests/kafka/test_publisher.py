@@ -10,7 +10,7 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 
 from engram.ingest import events
 from engram.ingest.events import Published
@@ -50,25 +50,31 @@ def put_events(dsn: str, kind: str, lanes: int, each: int) -> None:
 
 
 def read_topic(servers: str, kind: str, count: int, seconds: float = 20) -> list[dict]:
+    """All there is in the topic, once there is so much: what came twice is in it twice."""
+    topic = events.topic_of(kind)
     consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": f"reader-{uuid4().hex}",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
+        {"bootstrap.servers": servers, "group.id": f"reader-{uuid4().hex}", "enable.auto.commit": False}
     )
-    consumer.subscribe([events.topic_of(kind)])
     found: list[dict] = []
     give_up = time.monotonic() + seconds
-    while len(found) < count and time.monotonic() < give_up:
-        for message in consumer.consume(500, 0.5):
-            if message.error() is None:
-                headers = {name: value.decode() for name, value in message.headers()}
-                found.append(
-                    {"key": message.key().decode(), "value": json.loads(message.value()), "headers": headers}
-                )
-    consumer.close()
+    try:
+        partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+        read = dict.fromkeys(partitions, 0)
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        while time.monotonic() < give_up:
+            for message in consumer.consume(500, 0.2):
+                if message.error() is None:
+                    read[message.partition()] = message.offset() + 1
+                    headers = {name: value.decode() for name, value in message.headers()}
+                    value = json.loads(message.value())
+                    found.append({"key": message.key().decode(), "value": value, "headers": headers})
+            if len(found) >= count and all(
+                consumer.get_watermark_offsets(TopicPartition(topic, number), 5)[1] == at
+                for number, at in read.items()
+            ):
+                break
+    finally:
+        consumer.close()
     return found
 
 

@@ -86,7 +86,7 @@ class Leases(RuleBasedStateMachine):
         if live:
             assert outbox_id == live[0].outbox_id
         else:
-            self.model[outbox_id] = Row(outbox_id, text, due=self.now)
+            self.model[outbox_id] = Row(outbox_id, text, due=self._instant())
 
     @rule(worker=workers, limit=st.integers(1, 4), lease=st.sampled_from(LEASES))
     def claim(self, worker: str, limit: int, lease: int) -> None:
@@ -127,7 +127,7 @@ class Leases(RuleBasedStateMachine):
                 is expected
             )
             if expected:
-                row.retries, row.due, row.holder = row.retries + 1, self.now + delay, None
+                row.retries, row.due, row.holder = row.retries + 1, self._instant() + delay, None
 
     @rule(worker=workers, n=rows, which=tokens)
     def die(self, worker: str, n: int, which: str) -> None:
@@ -159,7 +159,7 @@ class Leases(RuleBasedStateMachine):
                 outbox.release_lease(row.outbox_id, worker, delay, self.config, lease_token=token) is expected
             )
             if expected:
-                row.holder, row.due = None, max(row.due, self.now + delay)
+                row.holder, row.due = None, max(row.due, self._instant() + delay)
 
     @rule(
         worker=workers,
@@ -174,6 +174,7 @@ class Leases(RuleBasedStateMachine):
         else:
             expected = {i for i, (row, token) in asked.items() if row.settleable(worker, token, self.now)}
         assert self._bulk(worker, asked, kind) == expected
+        self._instant()
         for outbox_id in expected:
             self._apply(self.model[outbox_id], kind)
         self.audited += 0 if kind == 3 else len(expected)
@@ -214,7 +215,7 @@ class Leases(RuleBasedStateMachine):
         else:
             self.audited += 1
             self.model[found.outbox_id] = replace(
-                Row(found.outbox_id, row.text, due=self.now),
+                Row(found.outbox_id, row.text, due=self._instant()),
                 ambiguous=row.ambiguous,
                 requeued_from=row.outbox_id,
             )
@@ -255,6 +256,11 @@ class Leases(RuleBasedStateMachine):
                 ("stored", f"mem-{pair['outbox_id']}") if pair["status"] == "sent" else ("parked", None)
             )
             assert (pair["state"], pair["memory_id"]) == expected
+
+    def _instant(self) -> float:
+        """Later than every one before: of two rows due in one step of the clock, the earlier is first."""
+        self.now += 1e-6
+        return self.now
 
     def _row(self, n: int) -> Row | None:
         known = list(self.model.values())

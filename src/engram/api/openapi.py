@@ -1,7 +1,7 @@
 """The OpenAPI document, corrected where only engram knows better than FastAPI.
 
 A path that needs no token must not ask for one, and what is wrong with a body
-is answered with 400 in the one error shape, never with FastAPI's 422.
+is answered with 400 in the one error shape, never with FastAPI's own 422.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ class Documented(FastAPI):
         document = super().openapi()
         for path, operations in document["paths"].items():
             for operation in operations.values():
-                operation["responses"].pop("422", None)
+                if _is_fastapis(operation["responses"].get("422", {})):
+                    del operation["responses"]["422"]
                 if path in PUBLIC:
                     operation.pop("security", None)
         for name in _NEVER_SENT:
             document.get("components", {}).get("schemas", {}).pop(name, None)
         return document
+
+
+def _is_fastapis(response: dict[str, Any]) -> bool:
+    schema = response.get("content", {}).get("application/json", {}).get("schema", {})
+    return str(schema.get("$ref")).endswith("/HTTPValidationError")

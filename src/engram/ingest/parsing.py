@@ -204,6 +204,11 @@ class _Child:
     async def kill(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
+        # asyncio tells of the end of a process only when its output was read to the end,
+        # and stops reading by itself when nobody takes what has come.
+        assert self._process.stdout is not None  # noqa: S101
+        while await self._process.stdout.read(1 << 16):
+            pass
         await self._process.wait()
         # The pipes would otherwise be closed by the garbage collector, with a warning.
         self._process._transport.close()  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from engram.kernel.errors import SourceError
 
 CHUNK = 1 << 18
 MAX_COMPLAINT = 4_096
+ENDING_SECONDS = 5.0
 # A person's configuration may put them into an address that git then complains about.
 _CREDENTIALS = re.compile(r"://[^\s/@']+@")
 
@@ -126,12 +127,21 @@ class _Watch:
         if self._child.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
-            await self._child.wait()
+            await self._see_it_end()
         for task in self._side_tasks:
             task.cancel()
         await asyncio.gather(*self._side_tasks, return_exceptions=True)
         # The pipes are closed with the transport, now rather than when it is collected.
         self._child._transport.close()  # type: ignore[attr-defined]
+
+    async def _see_it_end(self) -> None:
+        """asyncio tells of an end only when all output was read; something that it left behind may hold that."""
+        assert self._child.stdout is not None  # noqa: S101 - a pipe was asked for
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ENDING_SECONDS):
+                while await self._child.stdout.read(CHUNK):
+                    pass
+                await self._child.wait()
 
     async def _patiently(self, waiting: asyncio.Future[bytes] | asyncio.Future[int]) -> None:
         now = asyncio.get_running_loop().time

@@ -217,13 +217,13 @@ async def list_documents(request: Request, limit: Limit = 50, cursor: Cursor = N
     return _json(DocumentsReply(documents=documents, next_cursor=_next(found, limit)))
 
 
-@routes.get("/documents/{documentId}", response_model=DocumentReply, responses=FAILURES)
+@routes.get("/documents/{documentId:uuid}", response_model=DocumentReply, responses=FAILURES)
 async def show_document(request: Request, document_id: Annotated[UUID, Path(alias="documentId")]) -> Response:
     """One document."""
     return _json(_document(await _uploads(request).document(_owner(request, callers.READ), document_id)))
 
 
-@routes.delete("/documents/{documentId}", response_model=DeletedReply, responses=FAILURES)
+@routes.delete("/documents/{documentId:uuid}", response_model=DeletedReply, responses=FAILURES)
 async def delete_document(
     request: Request, document_id: Annotated[UUID, Path(alias="documentId")]
 ) -> Response:
