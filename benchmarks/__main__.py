@@ -17,6 +17,7 @@ NAMES = [
     "knowledge_search",
     "scm",
     "ingest",
+    "kafka",
     "sandboxes",
 ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engram.assembly.gateway import build_app
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
 from engram.logbook import outbox
@@ -137,7 +138,7 @@ def test_a_gateway_killed_anywhere_in_a_store_loses_and_doubles_nothing(
         else:
             assert gateway.poll() is None, "the failpoint was not where it should be"
     server.faults.reset()
-    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         move_time(dsn)
         ledger.store(url, "fact 1")
@@ -163,7 +164,7 @@ def test_a_gateway_killed_anywhere_around_a_key_answers_its_repeat(
         eventually(lambda: answers(f"{url}/health"), "the gateway")
         assert ledger.store(url, "A fact.", idempotency_key="key-1") is None
         assert gateway.wait(10) == -signal.SIGKILL
-    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         move_time(dsn)
         replies = [ledger.store(url, "A fact.", idempotency_key="key-1") for _ in range(2)]
@@ -180,7 +181,7 @@ def test_a_worker_killed_anywhere_delivers_everything_once(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str
 ) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway")
         for n in range(5):
             server.faults.fail(Order(Fault.STATUS, 503))
@@ -196,12 +197,15 @@ def test_a_worker_killed_anywhere_delivers_everything_once(
 
 
 @pytest.mark.parametrize(
-    ("server", "stored_anew"),
-    [("embedded", False), ("plain", True)],
+    ("server", "stored_anew", "name"),
+    [
+        pytest.param(server, anew, name, id=f"{server}-{name}-{'stored-anew' if anew else 'forgotten'}")
+        for at, name in enumerate(OF_FORGETTING)
+        for turn, (server, anew) in enumerate([("embedded", False), ("plain", True)])
+        if WHOLE or at % 2 == turn
+    ],
     indirect=["server"],
-    ids=["embedded-forgotten", "plain-stored-anew"],
 )
-@pytest.mark.parametrize("name", OF_FORGETTING)
 def test_a_gateway_killed_anywhere_in_a_forget_leaves_it_whole_or_gone(
     served: Settings, url: str, server: Server, dsn: str, tmp_path: Path, name: str, stored_anew: bool
 ) -> None:
@@ -215,7 +219,7 @@ def test_a_gateway_killed_anywhere_in_a_forget_leaves_it_whole_or_gone(
         assert ledger.forget(url, "It goes.", memory_id=stored["memory_id"]) is None
         assert gateway.wait(10) == -signal.SIGKILL, "the failpoint was never reached"
     move_time(dsn)
-    with started("serve", env=environment(served), log=tmp_path / "gateway.log"):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         if stored_anew:
             reply = ledger.store(url, "It goes.")

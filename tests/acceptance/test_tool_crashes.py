@@ -10,10 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
 from engram.web.sockets import free_port
 from support.processes import answers, environment, eventually, started
+from support.serving import serving
 
 pytestmark = pytest.mark.crash
 
@@ -69,7 +71,7 @@ def test_what_was_made_before_the_crash_is_what_the_repeat_answers(
     assert count(dsn, tool) == 1
     with connect(dsn) as connection:
         connection.execute("UPDATE logbook.idempotency_keys SET locked_at = locked_at - interval '1 hour'")
-    with started("serve", env=environment(served), log=log):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{served.gateway_url}/health"), "the gateway again")
         replies = [call(served.gateway_url, tool, idempotency_key="key-1") for _ in range(2)]
     assert replies[0] is not None
@@ -86,7 +88,7 @@ def test_a_crash_between_bytes_and_row_leaves_bytes_that_nothing_refers_to(
     assert count(dsn, "evidence_upload") == 0
     assert served.artifacts_dir is not None
     assert [p.read_text() for p in served.artifacts_dir.rglob("*") if p.is_file()] == ["Once."]
-    with started("serve", env=environment(served), log=log):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{served.gateway_url}/health"), "the gateway again")
         kept = call(served.gateway_url, "evidence_upload")
         assert kept is not None

@@ -45,7 +45,13 @@ def test_it_asks_for_a_token_where_one_is_needed_and_nowhere_else(with_tokens: F
 
 
 def test_it_never_promises_another_error_shape(with_tokens: FastAPI) -> None:
-    assert [path for path, operation in operations(with_tokens) if "422" in operation["responses"]] == []
+    refusing = {
+        path: found["responses"]["422"]
+        for path, found in operations(with_tokens)
+        if "422" in found["responses"]
+    }
+    assert refusing.keys() == {"/api/knowledge/documents/upload-async"}, "a document that cannot be read"
+    assert "ErrorReply" in str(refusing)
     assert "ErrorReply" in with_tokens.openapi()["components"]["schemas"]
     assert "HTTPValidationError" not in str(with_tokens.openapi())
 

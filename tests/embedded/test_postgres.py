@@ -250,6 +250,7 @@ def test_a_server_that_refuses_to_start_says_why(data_dir):
 
 @pytest.mark.usefixtures("reused")
 def test_a_server_that_is_too_slow_is_stopped_again(data_dir, running, monkeypatch):
+    monkeypatch.setattr(server, "STOP_LIMIT", 5.0)
     monkeypatch.setattr(server, "START_LIMIT", 0)
     pg = EmbeddedPostgres(data_dir)
     with pytest.raises(EmbeddedError, match="has not answered"):

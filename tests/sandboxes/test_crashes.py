@@ -14,6 +14,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 
+from engram.assembly.gateway import build_app
 from engram.assembly.sandboxes import open_sandboxes, reap_sandboxes
 from engram.kernel.failpoints import FAILPOINTS
 from engram.kernel.settings import Settings
@@ -22,6 +23,7 @@ from engram.postgres.pool import connect
 from engram.web.sockets import free_port
 from sandboxes.driver_contract import a_marker, is_running
 from support.processes import answers, environment, eventually, run_engram, started
+from support.serving import serving
 
 pytestmark = [pytest.mark.crash, pytest.mark.xdist_group("sandbox-crashes")]
 
@@ -127,7 +129,7 @@ def test_killed_anywhere_between_reserving_and_storing_it_is_one(
             )
             if place != "idempotency.before_save":  # as it was before this try
                 connection.execute("UPDATE sandboxes.sandboxes SET status = 'creating', ready_at = NULL")
-    with started("serve", env=environment(served), log=log):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         replies = [asked(url) for _ in range(2)]
         bodies = [reply.json() for reply in replies if reply is not None]
@@ -201,7 +203,7 @@ def test_a_killed_gateway_leaves_no_command_running_and_never_runs_it_again(
         assert running.result() is None
         eventually(lambda: not is_running(marker), "the end of the command")
     an_hour_passes(dsn)
-    with started("serve", env=environment(served), log=log):
+    with serving(build_app(served), served.gateway_port):
         eventually(lambda: answers(f"{url}/health"), "the gateway again")
         again = run()
         assert again is not None

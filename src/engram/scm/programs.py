@@ -109,6 +109,7 @@ class _Watch:
             await self._patiently(reading)
         finally:
             reading.cancel()
+            await asyncio.wait({reading})
         self._heard()
         return reading.result()
 
