@@ -29,7 +29,7 @@ test-only: $(VENV)/dev.stamp
 	@$(BIN)/python tests/support/node.py install
 	@$(BIN)/python tests/support/kafka.py install
 	@$(BIN)/python tests/support/subversion.py
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: $(VENV)/dev.stamp ## Style, types, import rules
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -231,7 +232,9 @@ def test_no_mode_is_ready_without_its_database(whole: Settings, postgres_server:
     with gateway(replace(whole, gateway_mode=mode)) as http:
         assert http.get("/readyz").status_code == 200
         database_down(whole, postgres_server.dsn("postgres"))
-        reply, ready = http.post("/verify", json={}), http.get("/readyz")
+        with ThreadPoolExecutor(2) as both:  # each waits until it is sure
+            asked = both.submit(http.post, "/verify", json={}), both.submit(http.get, "/readyz")
+            reply, ready = (call.result() for call in asked)
         assert (reply.status_code, ready.status_code) == (503, 503)
         assert reply.json()["reason"] == f"{mode} mode: required capability database failed"
         failed = {name for name, status in statuses(reply).items() if status == "failed"}

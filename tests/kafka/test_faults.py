@@ -101,16 +101,13 @@ def test_a_publisher_killed_anywhere_is_followed_by_the_next(
     broker: str, settings: Settings, dsn: str, tmp_path: Path, topic_of_its_own: str, name: str, copies: int
 ) -> None:
     """Only what was sent and not settled is sent twice."""
-    served = replace(
-        settings,
-        kafka_bootstrap_servers=broker,
-        ingest_kafka_lease_seconds=2.0,
-        ingest_kafka_publish_interval_ms=50,
-    )
+    served = replace(settings, kafka_bootstrap_servers=broker, ingest_kafka_publish_interval_ms=50)
     put_events(dsn, topic_of_its_own, 1, 5)
     armed = environment(served, ENGRAM_FAILPOINT=name)
     with started("worker", "publisher", env=armed, log=tmp_path / "first.log") as first:
         assert first.wait(30) == -signal.SIGKILL
+    with connect(dsn) as connection:  # its lease runs out
+        connection.execute("UPDATE ingest.outbox_lane SET locked_at = locked_at - interval '1 hour'")
     with started("worker", "publisher", env=environment(served), log=tmp_path / "second.log"):
         eventually(lambda: sent(dsn) == 5, "all events", 30)
     found = read_topic(broker, topic_of_its_own, 5 * copies)
