@@ -24,7 +24,9 @@ from engram.kernel.settings import Settings
 from engram.supervisor import as_environment
 from engram.web.sockets import free_port
 
-COUNT = int(os.environ.get("ENGRAM_BENCH_COUNT", "200"))
+# Many short rounds: what is compared differs by less than a machine does from one minute to the next.
+ROUNDS = 15
+COUNT = int(os.environ.get("ENGRAM_BENCH_COUNT", "30"))
 TOGETHER = 20
 # The same interpreter on both sides; long enough that its start is not what is measured.
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or "python3"
@@ -87,6 +89,7 @@ def measured(http: httpx2.Client, dsn: str, folder: str) -> dict[str, list[float
     box: dict[str, Any] = create(http, "replayed").json()
     url = f"/v1/sandboxes/{box['id']}"
     return alternate(
+        ROUNDS,
         get=lambda: mean_ms(lambda: http.get(url), 200),
         replay=lambda: mean_ms(lambda: create(http, "replayed"), 201),
         commit=lambda: bare.commit_seconds(dsn, COUNT) * 1000,
@@ -112,7 +115,7 @@ def together(http: httpx2.Client) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    print(f"sandboxes: {COUNT} of each, {TOGETHER} at once")
+    print(f"sandboxes: {ROUNDS} rounds of {COUNT} each, {TOGETHER} at once")
     with (
         database_server() as server,
         fresh_database(server) as dsn,
