@@ -98,6 +98,9 @@ def _local_model() -> WordLlamaInference:
             cache_dir=Path(wordllama.__file__).parent, disable_download=True, dim=256
         )
         found.tokenizer.enable_truncation(_MAX_TOKENS)
+        # It would keep the short texts it has seen, ten thousand of them, and is no faster for it.
+        found.tokenizer.model._clear_cache()
+        found.tokenizer.model._resize_cache(0)
         found.embedding = _centred(found.embedding, found.tokenizer.get_vocab())
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise EmbeddingFailed(
