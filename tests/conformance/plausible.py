@@ -43,9 +43,8 @@ LEARNT: dict[str, Any] = {
     "outbox_id": 1,
     "item_id": None,
 }
-# The same, for what stands in paths. A stream of events would go on until the task is over.
+# The same, for what stands in paths.
 IN_PATHS = {"taskId": "", "documentId": ""}
-ENDLESS = "/api/knowledge/tasks/{taskId}/events"
 NEVER_BLANK = (
     "payload_md",
     "query",
@@ -69,7 +68,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         case.body = _sensible(case.body)
         case.headers.pop("Idempotency-Key", None)
     for name in IN_PATHS.keys() & case.path_parameters.keys():
-        if IN_PATHS[name] and case.path != ENDLESS:
+        if IN_PATHS[name]:
             case.path_parameters[name] = IN_PATHS[name]
     if "since" in case.query:
         case.query["since"] = SENSIBLE["since"]() or "24h"

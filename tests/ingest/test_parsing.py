@@ -190,6 +190,7 @@ async def test_a_child_with_much_left_to_say_can_be_ended() -> None:
         await asyncio.sleep(0.01)
     async with asyncio.timeout(20):
         await child.kill()
+    assert child._process.returncode == -signal.SIGKILL
 
 
 async def test_processor_time_is_limited_for_each_document_anew() -> None:

@@ -3,8 +3,8 @@
 Making a database means copying some three hundred files. So a test gets the
 one before it had, emptied: rows away, sequences at their start, connections
 ended. If a test changed anything but rows (a table, an index, a trigger, an
-extension, a setting) or what is known of migrations, its database is thrown away and the next test gets a
-new one.
+extension, a setting) or what is known of migrations, its database is thrown
+away and the next test gets a new one.
 """
 
 from __future__ import annotations

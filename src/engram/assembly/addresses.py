@@ -20,7 +20,6 @@ from engram.web.sockets import bound, free_port
 
 MEMORY_DATABASE = "engram_memory"
 
-
 Progress = Callable[[str], None]
 
 
