@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.bare import drain as bare
-from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
+from benchmarks.measuring import Measure, alternate, database_server, fresh_database, median, told, verdict
 from benchmarks.rivals import run as rivals
 from engram.embedded import EmbeddedPostgres
 from engram.logbook import outbox
@@ -55,6 +55,11 @@ def rate(server: EmbeddedPostgres, work, rows: int = ROWS) -> float:
     return rows / seconds
 
 
+def rival(server: EmbeddedPostgres, name: str) -> Measure:
+    jobs = ROWS // 10 if name == "procrastinate" else ROWS
+    return lambda: rivals.rate(name, server, jobs)
+
+
 def main() -> None:
     print(f"drain: {ROWS:,} parked memories, batches of {BATCH}, one connection")
     others = rivals.install()
@@ -64,11 +69,14 @@ def main() -> None:
             engram=lambda: rate(server, lambda dsn: drain(dsn, BATCH, audited=False)),
             bare_audited=lambda: rate(server, lambda dsn: bare.drain(dsn, BATCH, audited=True)),
             engram_audited=lambda: rate(server, lambda dsn: drain(dsn, BATCH, audited=True)),
-            engram_audited_two=lambda: rate(server, lambda dsn: drain_with_two(dsn, BATCH)),
         )
-        for name in others:
-            jobs = ROWS if name != "procrastinate" else ROWS // 10
-            values[name] = [rivals.rate(name, server, jobs) for _ in range(3)]
+        # In turns with the others, too: what is compared was measured in the same minute.
+        contenders = {name: rival(server, name) for name in others}
+        values |= alternate(
+            rounds=5,
+            engram_audited_two=lambda: rate(server, lambda dsn: drain_with_two(dsn, BATCH)),
+            **contenders,
+        )
     for name, measured in values.items():
         told(name.replace("_", ", "), measured, "rows/s")
     verdict("drain against the bare loop", median(values["engram"]) / median(values["bare"]), 0.85)

@@ -25,6 +25,7 @@ from engram.kernel.content import payload_sha as sha_of
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
+from engram.postgres.adapters import numbers, texts
 from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
@@ -343,8 +344,8 @@ def _ack(worker_id: str, deliveries: Iterable[Sent], read: Any, *, audited: bool
     params = {
         **_leases(worker_id, asked),
         "audited": audited,
-        "memory_ids": [d.memory_id for d in asked],
-        "reasons": [d.reason for d in asked],
+        "memory_ids": texts(d.memory_id for d in asked),
+        "reasons": texts(d.reason for d in asked),
     }
     return Query(SQL["ack_many"], read, params)
 
@@ -450,4 +451,4 @@ def _leases(worker_id: str, asked: Sequence[Settlement]) -> dict[str, Any]:
 
 
 def _ids_and_tokens(held: Sequence[tuple[int, int | None]]) -> dict[str, Any]:
-    return {"outbox_ids": [i for i, _ in held], "lease_tokens": [token for _, token in held]}
+    return {"outbox_ids": numbers(i for i, _ in held), "lease_tokens": numbers(token for _, token in held)}

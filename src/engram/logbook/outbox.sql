@@ -33,10 +33,10 @@ WHERE target_space = %(target_space)s AND payload_sha = %(payload_sha)s
 -- Lease due rows, oldest first. A lease is over once its own length has passed.
 WITH due AS MATERIALIZED (
     SELECT outbox_id FROM logbook.outbox_memory
-    -- The last two say: not forgotten, and unlocked or over. On a table not analysed yet
-    -- the planner takes "IS NULL" for rare and would sort every due row; "<>" it takes
-    -- for common, so it walks outbox_due in order and stops at the limit.
-    WHERE status = 'pending'
+    -- That is: pending, not forgotten, and unlocked or over. On a table not analysed yet
+    -- the planner takes "=" and "IS NULL" for rare and would sort every due row; "<>" it
+    -- takes for common, so it walks outbox_due in order and stops at the limit.
+    WHERE status <> 'sent' AND status <> 'dead'
       AND next_attempt_at <= now()
       AND num_nonnulls(forgotten_at) <> 1
       AND CASE WHEN locked_at + make_interval(secs => lease_seconds) > now() THEN 1 ELSE 0 END <> 1
@@ -52,8 +52,7 @@ SET locked_by = %(worker_id)s,
     -- Taking over from a holder that never settled: it may have delivered.
     ambiguous = o.ambiguous OR o.locked_at IS NOT NULL,
     updated_at = now()
-FROM due
-WHERE o.outbox_id = due.outbox_id
+WHERE o.outbox_id = ANY(ARRAY(SELECT outbox_id FROM due))
 RETURNING o.*;
 
 -- name: renew
@@ -76,9 +75,13 @@ WITH asked AS MATERIALIZED (
     SET locked_at = now(), updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id
-      AND o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+      AND o.outbox_id = ANY(%(outbox_ids)s::bigint[])
+      -- In one CASE, here and in the settles: taken one by one, the planner multiplies its guesses
+      -- until it expects a single row, and finds that by reading all that is pending.
+      AND CASE WHEN o.status = 'pending'
+                AND o.locked_by = %(worker_id)s
+                AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+          THEN true ELSE false END
     RETURNING o.outbox_id, o.target_space, o.payload_sha, o.forgotten_at
 )
 SELECT renewed.outbox_id, renewed.forgotten_at IS NOT NULL AS forgotten, m.delivery_key, m.state, m.memory_id,
@@ -105,10 +108,13 @@ WITH asked AS MATERIALIZED (
         updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id
-      AND o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    RETURNING o.*, asked.reason
+      AND o.outbox_id = ANY(%(outbox_ids)s::bigint[])
+      AND CASE WHEN o.status = 'pending'
+                AND o.locked_by = %(worker_id)s
+                AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+          THEN true ELSE false END
+    RETURNING o.outbox_id, o.actor_user_id, o.target_space, o.payload_sha, o.correlation_id,
+              o.evidence_refs_json, asked.reason
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
@@ -135,11 +141,14 @@ WITH asked AS MATERIALIZED (
         updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id
-      AND o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    RETURNING o.*, asked.reason
+      AND o.outbox_id = ANY(%(outbox_ids)s::bigint[])
+      AND CASE WHEN o.status = 'pending'
+                AND o.locked_by = %(worker_id)s
+                AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+                AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+          THEN true ELSE false END
+    RETURNING o.outbox_id, o.actor_user_id, o.target_space, o.payload_sha, o.memory_id, o.correlation_id,
+              o.evidence_refs_json, asked.reason
 ), memory AS (
     -- By content, and by what the row is once it is locked: it may be parked this moment.
     UPDATE logbook.memories m
@@ -177,11 +186,14 @@ WITH asked AS MATERIALIZED (
         updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id
-      AND o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    RETURNING o.*, asked.reason
+      AND o.outbox_id = ANY(%(outbox_ids)s::bigint[])
+      AND CASE WHEN o.status = 'pending'
+                AND o.locked_by = %(worker_id)s
+                AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+                AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+          THEN true ELSE false END
+    RETURNING o.outbox_id, o.actor_user_id, o.target_space, o.payload_sha, o.correlation_id,
+              o.evidence_refs_json, asked.reason
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,
@@ -208,11 +220,14 @@ WITH asked AS MATERIALIZED (
         updated_at = now()
     FROM asked
     WHERE o.outbox_id = asked.outbox_id
-      AND o.status = 'pending'
-      AND o.locked_by = %(worker_id)s
-      AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
-      AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
-    RETURNING o.*, asked.reason
+      AND o.outbox_id = ANY(%(outbox_ids)s::bigint[])
+      AND CASE WHEN o.status = 'pending'
+                AND o.locked_by = %(worker_id)s
+                AND o.locked_at + make_interval(secs => o.lease_seconds) > now()
+                AND (asked.lease_token IS NULL OR o.lease_token = asked.lease_token)
+          THEN true ELSE false END
+    RETURNING o.outbox_id, o.actor_user_id, o.target_space, o.payload_sha, o.correlation_id,
+              o.evidence_refs_json, asked.reason
 ), audit AS (
     INSERT INTO governance.write_audit
         (actor_user_id, requested_space, target_space, action, reason, status, payload_sha,

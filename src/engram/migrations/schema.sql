@@ -112,7 +112,8 @@ CREATE TABLE governance.write_audit (
 -- request, and to find the audits of an outbox row.
 CREATE INDEX write_audit_pending ON governance.write_audit (created_at) WHERE status = 'pending';
 CREATE INDEX write_audit_by_time ON governance.write_audit (created_at);
-CREATE INDEX write_audit_by_correlation ON governance.write_audit (correlation_id);
+CREATE INDEX write_audit_by_correlation ON governance.write_audit (correlation_id)
+    WHERE correlation_id IS NOT NULL;
 CREATE INDEX write_audit_by_outbox ON governance.write_audit ((evidence_refs_json ->> 'outbox_id'))
     WHERE evidence_refs_json ? 'outbox_id';
 
@@ -164,7 +165,7 @@ CREATE TABLE logbook.memories (
     erase_tries        integer NOT NULL DEFAULT 0,
     held_until         timestamptz,           -- not to be written anew before: an old copy of it is being deleted
     CONSTRAINT memories_state_known CHECK (state IN ('intent', 'stored', 'parked', 'forgotten')),
-    CONSTRAINT memories_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT memories_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]+$' AND length(payload_sha) = 64),
     CONSTRAINT memories_intent_has_audit CHECK
         (state <> 'intent' OR (audit_id IS NOT NULL AND intent_at IS NOT NULL AND intent_seconds > 0)),
     CONSTRAINT memories_parked_has_row CHECK (state <> 'parked' OR outbox_id IS NOT NULL),
@@ -227,21 +228,25 @@ CREATE TABLE logbook.outbox_memory (
     created_at         timestamptz NOT NULL DEFAULT now(),
     updated_at         timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT outbox_status_known CHECK (status IN ('pending', 'sent', 'dead')),
-    CONSTRAINT outbox_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT outbox_sha_is_hex CHECK (payload_sha ~ '^[0-9a-f]+$' AND length(payload_sha) = 64),
     CONSTRAINT outbox_retries_counted CHECK (retry_count >= 0),
     CONSTRAINT outbox_lock_is_whole CHECK
         ((locked_at IS NULL) = (locked_by IS NULL)
          AND (locked_at IS NULL OR (lease_seconds > 0 AND lease_token IS NOT NULL))),
     CONSTRAINT outbox_settled_is_unlocked CHECK (status = 'pending' OR locked_at IS NULL)
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02); -- a row is updated several times: claimed, renewed, settled
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02, fillfactor = 45);
+-- A row is updated several times: claimed, renewed, settled; and hundreds at once, side by
+-- side, all before an old version may go. With room on the page none needs new index entries.
 
 -- The same content waits, or was sent, once per space; a dead or forgotten row
 -- does not stand in the way of another.
 CREATE UNIQUE INDEX outbox_live_content ON logbook.outbox_memory (target_space, payload_sha)
     WHERE status <> 'dead' AND forgotten_at IS NULL;
 
--- What a worker claims, in its order.
-CREATE INDEX outbox_due ON logbook.outbox_memory (next_attempt_at, outbox_id) WHERE status = 'pending';
+-- What a worker claims, in its order: what is pending. A planner that knows nothing of
+-- the table yet takes "=" for rare, and would sort all that is due, but "<>" for common.
+CREATE INDEX outbox_due ON logbook.outbox_memory (next_attempt_at, outbox_id)
+    WHERE status <> 'sent' AND status <> 'dead';
 
 -- Where lease tokens are drawn from: never the same twice, whichever the worker.
 CREATE SEQUENCE logbook.lease_token_seq;
@@ -306,7 +311,7 @@ CREATE TABLE logbook.attachments (
     meta_json     jsonb NOT NULL DEFAULT '{}',
     created_at    timestamptz NOT NULL DEFAULT now(),
     target_space  text NOT NULL, -- who may read it, as for memories
-    CONSTRAINT attachments_sha_is_hex CHECK (sha256 ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT attachments_sha_is_hex CHECK (sha256 ~ '^[0-9a-f]+$' AND length(sha256) = 64),
     CONSTRAINT attachments_size_counted CHECK (size_bytes >= 0)
 );
 
@@ -344,8 +349,9 @@ CREATE TABLE logbook.idempotency_keys (
     created_at          timestamptz NOT NULL DEFAULT now(),
     expires_at          timestamptz NOT NULL,       -- past this the key is as good as new
     PRIMARY KEY (owner, key),
-    CONSTRAINT idempotency_key_well_formed CHECK (key ~ '^[a-zA-Z0-9_-]{1,128}$'),
-    CONSTRAINT idempotency_fingerprint_is_hex CHECK (request_fingerprint ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT idempotency_key_well_formed CHECK (key ~ '^[a-zA-Z0-9_-]+$' AND length(key) <= 128),
+    CONSTRAINT idempotency_fingerprint_is_hex CHECK
+        (request_fingerprint ~ '^[0-9a-f]+$' AND length(request_fingerprint) = 64),
     CONSTRAINT idempotency_attempts_counted CHECK (attempts > 0),
     CONSTRAINT idempotency_lease_is_whole CHECK
         ((locked_at IS NULL) = (lease_seconds IS NULL) AND (lease_seconds IS NULL OR lease_seconds > 0)),
@@ -463,7 +469,7 @@ CREATE TABLE ingest.knowledge_document (
     updated_at   timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT document_once_per_owner UNIQUE (owner, sha256),
     CONSTRAINT document_status_known CHECK (status IN ('PENDING', 'READY', 'FAILED')),
-    CONSTRAINT document_hash_is_hex CHECK (sha256 ~ '^[0-9a-f]{64}$'),
+    CONSTRAINT document_hash_is_hex CHECK (sha256 ~ '^[0-9a-f]+$' AND length(sha256) = 64),
     CONSTRAINT document_counts_are_counts CHECK (bytes >= 0 AND segments >= 0)
 );
 

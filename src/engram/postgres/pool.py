@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from engram.kernel.errors import ConfigError
+from engram.postgres.adapters import ADAPTERS
 from engram.postgres.errors import translated
 from engram.postgres.query import Row
 
@@ -32,7 +33,7 @@ _SESSION = (
     " -c default_transaction_isolation=read\\ committed"
     " -c TimeZone=UTC"
 )
-_CONNECT = {"autocommit": True, "row_factory": dict_row}
+_CONNECT = {"autocommit": True, "row_factory": dict_row, "context": ADAPTERS}
 # A host that vanished is noticed by the kernel, not waited for.
 _NETWORK: dict[str, str | int] = {
     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
@@ -71,7 +72,10 @@ def connect(dsn: str, *, application_name: str = "engram") -> psycopg.Connection
     """One connection outside any pool."""
     with translated("connect"):
         return psycopg.connect(
-            bounded(dsn, application_name=application_name), autocommit=True, row_factory=dict_row
+            bounded(dsn, application_name=application_name),
+            autocommit=True,
+            row_factory=dict_row,
+            context=ADAPTERS,
         )
 
 
