@@ -1,125 +1,78 @@
 """The `engram` command.
 
-Each command's work is imported when it runs, so that `engram --help` is quick.
-An `EngramError` ends a command with one line and the next step, never a trace.
+A command's module is imported when it is asked for, and its work when it runs,
+so that `engram --help` is quick. An `EngramError` ends a command with one line
+and the next step, never a trace.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import typer
+from engram.cli.commands import ABOUT, COMMANDS, GROUPS, PASSED_ON, overview
 
-from engram.cli import (
-    database,
-    evidence,
-    governance,
-    ingest,
-    mcp,
-    memory,
-    outbox,
-    roles,
-    sandbox,
-    scm,
-    search,
-    stack,
-    token,
-    verify,
-    why,
-)
-
-app = typer.Typer(
-    name="engram",
-    help="The durable back end for AI agents: no write is lost, doubled or unaccounted for.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-worker = typer.Typer(help="Run a background role.", no_args_is_help=True)
-app.add_typer(worker, name="worker")
-tokens = typer.Typer(help="Make, list and revoke callers' tokens.", no_args_is_help=True)
-app.add_typer(tokens, name="token")
-governing = typer.Typer(help="See and change who may write to a project.", no_args_is_help=True)
-app.add_typer(governing, name="governance")
-files = typer.Typer(help="Keep and read the files that memories rest on.", no_args_is_help=True)
-app.add_typer(files, name="evidence")
-waiting = typer.Typer(help="See what waits for the memory server, and try again.", no_args_is_help=True)
-app.add_typer(waiting, name="outbox")
-following = typer.Typer(help="Follow git, Subversion and GitLab, and remember.", no_args_is_help=True)
-app.add_typer(following, name="scm")
-
-bringing = typer.Typer(help="Bring documents in, and see how they are.", no_args_is_help=True)
-app.add_typer(bringing, name="ingest")
-boxes = typer.Typer(help="Make sandboxes and run commands in them.", no_args_is_help=True)
-app.add_typer(boxes, name="sandbox")
-
-app.command("up")(stack.up)
-app.command("demo")(stack.demo)
-app.command("hold")(stack.hold)
-app.command("release")(stack.release)
-app.command("serve")(roles.serve)
-app.command("memory-server")(roles.memory_server)
-worker.command("outbox")(roles.worker_outbox)
-worker.command("ingest")(roles.worker_ingest)
-worker.command("publisher")(roles.worker_publisher)
-app.command("reconcile")(roles.reconcile)
-app.command("migrate")(database.migrate)
-app.command("psql", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    database.psql
-)
-app.command("redis-cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    database.redis_cli
-)
-app.command("store")(memory.store)
-app.command("query")(memory.query)
-app.command("forget")(memory.forget)
-app.command("search")(search.search)
-app.command("why")(why.why)
-app.command("report")(governance.report)
-governing.command("show")(governance.show)
-governing.command("set")(governance.set_)
-files.command("upload")(evidence.upload)
-files.command("read")(evidence.read)
-files.command("show")(evidence.read)
-waiting.command("list")(outbox.list_)
-waiting.command("show")(outbox.show)
-waiting.command("requeue")(outbox.requeue)
-following.command("add")(scm.add)
-following.command("sync")(scm.sync)
-following.command("status")(scm.status)
-following.command("materialize")(scm.materialize)
-following.command("consume")(scm.consume)
-bringing.command("upload")(ingest.upload)
-bringing.command("status")(ingest.status)
-bringing.command("retry")(ingest.retry)
-bringing.command("rebuild")(ingest.rebuild)
-bringing.command("events")(ingest.list_events)
-boxes.command("create")(sandbox.create)
-boxes.command("exec")(sandbox.exec_)
-boxes.command("ls")(sandbox.ls)
-boxes.command("rm")(sandbox.rm)
-boxes.command("reap")(sandbox.reap)
-app.command("mcp")(mcp.mcp)
-app.command("mcp-config")(memory.mcp_config)
-tokens.command("create")(token.create)
-tokens.command("list")(token.list_)
-tokens.command("revoke")(token.revoke)
-app.command("doctor")(database.doctor)
-app.command("verify")(verify.verify)
-app.command("settings")(database.settings)
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
     # Nobody's plug-ins in what checks every request; looking for them takes a tenth of each start.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
-    _guarded(app)
+    asked = sys.argv[1:]
+    if asked in ([], ["--help"]):
+        print(overview())
+        sys.exit(0 if asked else 2)
+    # For what there is not, all that there is: its name may be nearly right.
+    known = asked[0] in COMMANDS or asked[0] in GROUPS
+    _guarded(application(asked[:1] if known else [*COMMANDS, *GROUPS]))
+
+
+def application(names: Iterable[str]) -> typer.Typer:
+    """These commands and groups, with all that they need."""
+    import typer
+
+    app = typer.Typer(
+        name="engram",
+        help=ABOUT,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(lambda: None)  # else one command alone would be taken for the whole
+    for name in names:
+        if group := GROUPS.get(name):
+            within = typer.Typer(help=group.says, no_args_is_help=True)
+            for inner, target in group.commands.items():
+                within.command(inner)(_function(target))
+            app.add_typer(within, name=name)
+        else:
+            more = {"allow_extra_args": True, "ignore_unknown_options": True} if name in PASSED_ON else None
+            app.command(name, context_settings=more)(_function(COMMANDS[name].target))
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    """`app` is the whole command, for whoever calls it from Python."""
+    if name == "app":
+        return application([*COMMANDS, *GROUPS])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _function(target: str) -> Callable[..., None]:
+    module, _, function = target.partition(":")
+    found: Callable[..., None] = getattr(import_module(f"engram.cli.{module}"), function)
+    return found
 
 
 def run(command: Callable[..., None]) -> None:
     """One command by itself, with the same manners as `engram`."""
+    import typer
+
     _guarded(lambda: typer.run(command))
 
 
