@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psycopg import Connection
 
 from engram.embedded import EmbeddedPostgres
-from engram.postgres.adapters import numbers, texts
+from engram.postgres.arrays import numbers, texts
 from engram.postgres.pool import connect
 
 storable = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))

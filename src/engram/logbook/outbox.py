@@ -25,7 +25,7 @@ from engram.kernel.content import payload_sha as sha_of
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
-from engram.postgres.adapters import numbers, texts
+from engram.postgres.arrays import numbers, texts
 from engram.postgres.query import Query, Row, any_row, maybe_row, one_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 from engram.search.tokens import tokenize, tsvector
@@ -140,10 +140,10 @@ def enqueue_many(memories: Iterable[tuple[str, str]], config: Config | None = No
     keys = [(space, sha_of(payload)) for payload, space in given]
     distinct = sorted(dict(zip(keys, given, strict=True)).items())
     params = {
-        "target_spaces": [space for (space, _), _ in distinct],
-        "payload_shas": [sha for (_, sha), _ in distinct],
-        "payloads": [payload for _, (payload, _) in distinct],
-        "words": [tsvector(tokenize(payload)) for _, (payload, _) in distinct],
+        "target_spaces": texts(space for (space, _), _ in distinct),
+        "payload_shas": texts(sha for (_, sha), _ in distinct),
+        "payloads": texts(payload for _, (payload, _) in distinct),
+        "words": texts(tsvector(tokenize(payload)) for _, (payload, _) in distinct),
     }
 
     def in_order(found: list[Row]) -> list[int]:

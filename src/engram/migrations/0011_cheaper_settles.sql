@@ -34,5 +34,7 @@ CREATE INDEX write_audit_by_correlation ON governance.write_audit (correlation_i
     WHERE correlation_id IS NOT NULL;
 
 -- A claim writes a new version of hundreds of rows that stand side by side, all before
--- any old one may go. With room on the page for each of them none needs new index entries.
-ALTER TABLE logbook.outbox_memory SET (fillfactor = 45);
+-- any old one may go: with room on the page for each of them none needs new index entries.
+-- And it passes by what was settled and not vacuumed yet: the vacuum takes no pauses.
+ALTER TABLE logbook.outbox_memory SET (fillfactor = 45, autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE logbook.memories SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);

@@ -174,7 +174,7 @@ CREATE TABLE logbook.memories (
         (state = 'forgotten' OR (erase_due_at IS NULL AND erase_locked_at IS NULL)),
     CONSTRAINT memories_erasing_is_whole CHECK
         (erase_locked_at IS NULL OR (erase_due_at IS NOT NULL AND erase_token IS NOT NULL))
-) WITH (fillfactor = 80); -- room on each page for the one or two updates that a row gets
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0); -- room on each page for the one or two updates that a row gets
 
 -- The same content is in a space once; forgotten, it may come again. While its
 -- old copy is being deleted from the memory server it may not: the new one could
@@ -234,9 +234,10 @@ CREATE TABLE logbook.outbox_memory (
         ((locked_at IS NULL) = (locked_by IS NULL)
          AND (locked_at IS NULL OR (lease_seconds > 0 AND lease_token IS NOT NULL))),
     CONSTRAINT outbox_settled_is_unlocked CHECK (status = 'pending' OR locked_at IS NULL)
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02, fillfactor = 45);
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02, fillfactor = 45, autovacuum_vacuum_cost_delay = 0);
 -- A row is updated several times: claimed, renewed, settled; and hundreds at once, side by
--- side, all before an old version may go. With room on the page none needs new index entries.
+-- side, all before an old version may go: with room on the page none needs new index entries.
+-- A claim passes by what was settled and not vacuumed yet: the vacuum takes no pauses.
 
 -- The same content waits, or was sent, once per space; a dead or forgotten row
 -- does not stand in the way of another.

@@ -1,14 +1,15 @@
-"""What goes to PostgreSQL in thousands and comes back in thousands, made cheap."""
+"""How values of PostgreSQL's become Python's on engram's connections, and the other way round."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
+
+from engram.postgres.arrays import Reals, RealsDumper
 
 
 class _JsonLoader(Loader):
@@ -20,6 +21,7 @@ class _JsonLoader(Loader):
 
 def _adapters() -> AdaptersMap:
     adapters = AdaptersMap(psycopg.adapters)
+    adapters.register_dumper(Reals, RealsDumper)
     for name in ("json", "jsonb"):
         adapters.register_loader(name, _JsonLoader)
     return adapters
@@ -27,19 +29,3 @@ def _adapters() -> AdaptersMap:
 
 # For engram's own connections; those of a script that uses engram beside others stay as they are.
 ADAPTERS = _adapters()
-
-
-def numbers(given: Iterable[int | None]) -> str:
-    """Whole numbers as PostgreSQL writes an array: a fifth of what adapting them one by one costs."""
-    return "{" + ",".join("NULL" if number is None else f"{number:d}" for number in given) + "}"
-
-
-def texts(given: Iterable[str | None]) -> str:
-    """Texts as PostgreSQL writes an array."""
-    return "{" + ",".join("NULL" if text is None else _quoted(text) for text in given) + "}"
-
-
-def _quoted(text: str) -> str:
-    if "\\" in text or '"' in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
