@@ -38,7 +38,7 @@ from engram.logbook.lifecycle import IDEMPOTENCY
 from engram.postgres.errors import translated
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import async_pool, connect
-from engram.postgres.query import Query
+from engram.postgres.query import Query, Statement, any_row, both
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +113,123 @@ async def eventually(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+# The answer and the effect's last step, together.
+
+
+def last_step(dsn: str, resource_id: str) -> Query[bool]:
+    """A thing that is being made, and the query that says it is."""
+    execute(dsn, "CREATE TABLE IF NOT EXISTS public.things (id text PRIMARY KEY, made boolean)")
+    execute(
+        dsn, "INSERT INTO public.things VALUES (%(id)s, false) ON CONFLICT (id) DO NOTHING", id=resource_id
+    )
+    finish = Statement(
+        "things.finish",
+        "UPDATE public.things SET made = true\nWHERE id = %(key)s AND NOT made\nRETURNING id;",
+    )
+    return Query(finish, any_row, {"key": resource_id})
+
+
+def is_made(dsn: str) -> bool:
+    return bool(execute(dsn, "SELECT made FROM public.things")[0]["made"])
+
+
+async def test_the_last_step_and_the_answer_are_one_transaction(
+    service: IdempotencyService, dsn: str
+) -> None:
+    async with block(service) as request:
+        answer = await request.save_with(
+            last_step(dsn, request.resource_id), status_code=201, body={"id": request.resource_id}
+        )
+        assert answer == Answer(201, {"id": request.resource_id})
+    thing = execute(dsn, "SELECT made, xmin::text FROM public.things")[0]
+    assert (thing["made"], thing["xmin"]) == (True, row(dsn)["xmin"])
+    assert await check(service) == Answer(201, {"id": request.resource_id}, replayed=True)
+
+
+async def test_a_last_step_that_comes_too_late_keeps_no_answer(service: IdempotencyService, dsn: str) -> None:
+    async with block(service) as request:
+        step = last_step(dsn, request.resource_id)
+        execute(dsn, "DELETE FROM public.things")
+        assert await request.save_with(step, status_code=201, body={"made": True}) is None
+        assert row(dsn)["status_code"] is None
+        assert request.saved is False
+        await request.save(status_code=410, body={"made": False})
+    assert await check(service) == Answer(410, {"made": False}, replayed=True)
+
+
+async def test_a_last_step_too_late_and_nothing_saved_is_resumed_by_the_next(
+    service: IdempotencyService, dsn: str
+) -> None:
+    async with block(service) as request:
+        step = last_step(dsn, request.resource_id)
+        execute(dsn, "DELETE FROM public.things")
+        assert await request.save_with(step, status_code=201, body={}) is None
+    again = await reserve(service)
+    assert (again.resumed, again.resource_id) == (True, request.resource_id)
+
+
+async def test_a_stalled_holder_takes_its_last_step_and_gives_its_successors_answer(
+    service: IdempotencyService, dsn: str
+) -> None:
+    stalled = await reserve(service)
+    step = last_step(dsn, stalled.resource_id)
+    later(dsn, LEASE + 1)
+    await service.save(await reserve(service), status_code=201, body={"by": "successor"})
+    answer = await service.save_with(stalled, step, status_code=201, body={"by": "stalled"})
+    assert answer == Answer(201, {"by": "successor"}, replayed=True)
+    assert is_made(dsn)
+
+
+async def test_a_late_holder_without_a_successor_keeps_both(service: IdempotencyService, dsn: str) -> None:
+    held = await reserve(service)
+    step = last_step(dsn, held.resource_id)
+    later(dsn, LEASE + 1)
+    assert await service.save_with(held, step, status_code=201, body={"n": 1}) == Answer(201, {"n": 1})
+    assert is_made(dsn)
+    assert await check(service) == Answer(201, {"n": 1}, replayed=True)
+
+
+async def test_a_broken_connection_costs_neither_the_step_nor_the_answer(
+    service: IdempotencyService, dsn: str
+) -> None:
+    async with block(service) as request:
+        step = last_step(dsn, request.resource_id)
+        kick_out(dsn)
+        answer = await request.save_with(step, status_code=201, body={})
+    assert answer == Answer(201, {})
+    assert is_made(dsn)
+
+
+async def test_a_step_whose_reply_was_lost_is_looked_at_and_answered_the_same(
+    service: IdempotencyService, dsn: str
+) -> None:
+    async with block(service) as request:
+        step = last_step(dsn, request.resource_id)
+        saved = await request.save_with(step, status_code=201, body={"n": 1})
+        assert await request.save_with(step, status_code=201, body={"n": 1}) is None, "as if told again"
+        assert await request.save(status_code=201, body={"n": 1}) == saved
+    assert await check(service) == Answer(201, {"n": 1}, replayed=True)
+
+
+async def test_without_a_key_there_is_nothing_to_keep_a_step_with(
+    service: IdempotencyService, dsn: str
+) -> None:
+    async with block(service, None) as request:
+        with pytest.raises(ValueError, match="without a key"):
+            await request.save_with(last_step(dsn, "x"), status_code=201, body={})
+
+
+@pytest.mark.parametrize("text", ["SELECT 1;", "UPDATE t SET a = 1;", "DELETE FROM t\nRETURNING a;"])
+async def test_only_updates_that_say_whether_they_applied_are_put_together(text: str) -> None:
+    good = Query(Statement("t.good", "UPDATE t SET a = 1\nWHERE a = 0\nRETURNING a;"), any_row)
+    for pair in [
+        (Query(Statement("t.bad", text), any_row), good),
+        (good, Query(Statement("t.bad", text), any_row)),
+    ]:
+        with pytest.raises(ValueError, match="two updates"):
+            both(*pair)
 
 
 # Reserving and replaying.
@@ -472,7 +589,9 @@ async def test_the_statement_itself_does_not_resume_what_must_not_run_twice(
     await reserve(service, resumable=False)
     later(dsn, LEASE + 1)
     asked = idempotency.Asked("ann", "k-1", fingerprint("POST", "/v1/x", BODY), resumable=False)
-    assert await db.run(idempotency.reserve(asked, "r", lease_seconds=LEASE, ttl_seconds=TTL)) is None
+    found = await db.run(idempotency.reserve(asked, "r", lease_seconds=LEASE, ttl_seconds=TTL))
+    assert isinstance(found, idempotency.Found)
+    assert found.status_code is None
 
 
 async def test_what_cannot_be_resumed_still_replays_and_expires(

@@ -31,7 +31,7 @@ FAILPOINTS: dict[str, str] = {
     "evidence.after_bytes": "the bytes are in the artifact store, nothing refers to them yet",
     "making.after_row": "the sandbox has its row, its folder is not made yet",
     "making.after_folder": "the sandbox's folder is made, its row does not say so yet",
-    "making.after_ready": "the sandbox is ready, whoever asked for it does not know yet",
+    "making.after_ready": "the sandbox is ready, whoever asked for it without a key does not know yet",
     "service.after_delete": "the sandbox's row says deleted, its folder is still there",
     "reaper.after_expire": "rows say expired, their folders are still there",
     "idempotency.after_reserve": "the key is reserved, the effect has not begun",

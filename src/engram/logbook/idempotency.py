@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from math import ceil
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ from engram.kernel.errors import (
 )
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
-from engram.kernel.unfinished import Unfinished
+from engram.kernel.unfinished import Later, Unfinished
 from engram.logbook.idempotency_keys import (
     Answer,
     Asked,
@@ -57,7 +57,7 @@ from engram.logbook.idempotency_keys import (
     withdraw,
 )
 from engram.postgres.executors import AsyncExecutor
-from engram.postgres.query import Query
+from engram.postgres.query import Query, both
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,19 @@ class IdempotencyService:
         """False: somebody else has the key now, or it is settled."""
         return await self._db.run(renew(held, ttl_seconds=self._ttl))
 
+    async def save_with(
+        self, held: Reservation, step: Query[Any], *, status_code: int, body: Any
+    ) -> Answer | None:
+        """Finish with an answer, together with the last step of the effect: both are done or neither is.
+
+        None: the step came too late, or the database's reply was lost; the effect has to be looked at.
+        """
+        own = Answer(status_code, body)
+        done = await self._insisted(both(step, complete(held, own, ttl_seconds=self._ttl)))
+        if done.first and not done.second:
+            return await self.save(held, status_code=status_code, body=body)
+        return own if done.second else None
+
     async def save(self, held: Reservation, *, status_code: int, body: Any) -> Answer:
         """Finish with an answer; returns the one to give, which may be a successor's."""
         own = Answer(status_code, body)
@@ -161,17 +174,12 @@ class IdempotencyService:
         await self.unfinished.drain(self._lease)
 
     async def _attempt(self, asked: Asked, new_id: NewId) -> Reservation | Answer | Running:
-        # Read first: the upsert locks its row even where it changes nothing.
-        found = await self._db.run(find(asked.owner, asked.key))
-        if found is not None and (known := _judged(found, asked)):
-            return known
-        reserved = await self._db.run(
-            reserve(asked, new_id(), lease_seconds=self._lease, ttl_seconds=self._ttl)
-        )
-        if reserved is None:
-            return Running(0.0)
-        self._sweep_now_and_then()
-        return reserved
+        found = await self._db.run(reserve(asked, new_id(), lease_seconds=self._lease, ttl_seconds=self._ttl))
+        if isinstance(found, Reservation):
+            self._sweep_now_and_then()
+            return found
+        # Taken by another request this moment, or given up by one: the next look tells.
+        return (_judged(found, asked) if found else None) or Running(0.0)
 
     async def _polled(self, look: Callable[[], Awaitable[T | Running]]) -> T:
         """Look until there is something to say; no connection is held in between."""
@@ -191,7 +199,7 @@ class IdempotencyService:
         # The lease was over: its holder may renew late if nobody has taken the key.
         return await self.renew(held) and await self._db.run(settle)
 
-    async def _insisted(self, settle: Query[bool]) -> bool:
+    async def _insisted(self, settle: Query[T]) -> T:
         """The effect is done: one broken connection must not cost its answer."""
         try:
             return await self._db.run(settle)
@@ -213,7 +221,7 @@ class IdempotencyService:
     async def _held(self, held: Reservation, resumable: bool) -> AsyncIterator[IdempotentRequest]:
         failpoint("idempotency.after_reserve")
         request = IdempotentRequest(self, held=held)
-        renewals = asyncio.create_task(self._renewals(held))
+        renewals = Later(self._lease / 3, lambda: self._renewals(held))
         given_up = release(held, ttl_seconds=self._ttl)
         try:
             yield request
@@ -228,12 +236,12 @@ class IdempotencyService:
 
     async def _renewals(self, held: Reservation) -> None:
         while True:
-            await asyncio.sleep(self._lease / 3)
             try:
                 if not await self.renew(held):
                     return
             except EngramError as error:
                 log.warning("idempotency.renewal_failed", extra=fields(error=str(error), code=error.code))
+            await asyncio.sleep(self._lease / 3)
 
     async def _let_go(self, given_up: Query[bool]) -> None:
         try:
@@ -277,16 +285,29 @@ class IdempotentRequest:
         if self._held is None:
             self.response = Answer(status_code, body)
             return self.response
+        answer = await self._saved(self._service.save(self._held, status_code=status_code, body=body))
+        self.response = answer
+        return answer
+
+    async def save_with(self, step: Query[Any], *, status_code: int, body: Any) -> Answer | None:
+        """The same together with the effect's last step; None: it came too late, and nothing is stored yet."""
+        if self._held is None:
+            raise ValueError("without a key there is no answer to keep a step together with")
+        saving = self._service.save_with(self._held, step, status_code=status_code, body=body)
+        self.response = await self._saved(saving)
+        self.saved = self.response is not None
+        return self.response
+
+    async def _saved(self, saving: Coroutine[Any, Any, T]) -> T:
         self.saved = True
         try:
             failpoint("idempotency.before_save")
-            saving = self._service.save(self._held, status_code=status_code, body=body)
-            self.response = await self._service.unfinished.shielded(saving)
+            answer = await self._service.unfinished.shielded(saving)
             failpoint("idempotency.after_save")
         except Exception:
             self.saved = False
             raise
-        return self.response
+        return answer
 
 
 def _require_well_formed(key: str) -> None:

@@ -100,11 +100,16 @@ def find(owner: str, key: str) -> Query[Found | None]:
 
 def reserve(
     asked: Asked, resource_id: str, *, lease_seconds: float, ttl_seconds: float
-) -> Query[Reservation | None]:
-    """None: somebody else has the key; read it again, as a new statement."""
+) -> Query[Reservation | Found | None]:
+    """The right to the key, or what it stands for. None: taken this moment; ask again, as a new statement."""
 
-    def read(found: list[Row]) -> Reservation | None:
-        return Reservation(asked.owner, asked.key, **found[0]) if found else None
+    def read(found: list[Row]) -> Reservation | Found | None:
+        if not found:
+            return None
+        resource_id, lease_token = found[0]["resource_id"], found[0]["lease_token"]
+        if (resumed := found[0].pop("resumed")) is None:
+            return Found(**found[0])
+        return Reservation(asked.owner, asked.key, resource_id, lease_token, resumed)
 
     params = {
         "owner": asked.owner,

@@ -40,6 +40,11 @@ def _cut_off_after(seconds: float, connection: psycopg.AsyncConnection[Row]) -> 
         timer.cancel()
 
 
+def _has_rows(cursor: psycopg.Cursor[Row] | psycopg.AsyncCursor[Row]) -> bool:
+    """Whether the statement answers with rows. `cursor.description` says so too, and describes them all."""
+    return bool(cursor.pgresult and cursor.pgresult.nfields)
+
+
 class SyncExecutor:
     def __init__(self, pool: SyncPool) -> None:
         self.pool = pool
@@ -47,7 +52,7 @@ class SyncExecutor:
     def run(self, query: Query[T]) -> T:
         with translated(query.statement.name), self.pool.connection() as connection:
             cursor = connection.execute(query.statement.text, query.params)
-            return query.read(cursor.fetchall() if cursor.description else [])
+            return query.read(cursor.fetchall() if _has_rows(cursor) else [])
 
 
 class AsyncExecutor:
@@ -59,4 +64,4 @@ class AsyncExecutor:
             async with self.pool.connection() as connection:
                 with _cut_off_after(CLIENT_DEADLINE_SECONDS, connection):
                     cursor = await connection.execute(query.statement.text, query.params)
-                    return query.read(await cursor.fetchall() if cursor.description else [])
+                    return query.read(await cursor.fetchall() if _has_rows(cursor) else [])

@@ -6,8 +6,10 @@ one, so no operation is written twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -56,3 +58,32 @@ def scalar(found: list[Row]) -> Any:
 
 def nothing(found: list[Row]) -> None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """What two steps in one statement came to; the second is taken only if the first applied."""
+
+    first: bool
+    second: bool
+
+
+def both(first: Query[Any], second: Query[Any]) -> Query[Both]:
+    """One statement of two guarded updates: each says by a row whether it applied."""
+    params = {**{f"first_{name}": value for name, value in first.params.items()}, **second.params}
+    return Query(_joined(first.statement, second.statement), lambda found: Both(**found[0]), params)
+
+
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+
+
+@lru_cache
+def _joined(first: Statement, second: Statement) -> Statement:
+    named = _PARAMETER.sub(r"%(first_\1)s", first.text.rstrip(";"))
+    head, returning, tail = second.text.rstrip(";").rpartition("\nRETURNING ")
+    if not (head.startswith("UPDATE ") and named.startswith("UPDATE ") and "\nRETURNING " in named):
+        raise ValueError(f"{first.name} and {second.name} are not two updates that say whether they applied")
+    steps = f"WITH first AS (\n{named}\n), second AS (\n{head}\nAND EXISTS (SELECT FROM first){returning}{tail}\n)"
+    # Both come from engram's own files; what a caller says is in the parameters.
+    text = f"{steps}\nSELECT EXISTS (SELECT FROM first) AS first, EXISTS (SELECT FROM second) AS second;"  # noqa: S608
+    return Statement(f"{first.name}+{second.name}", text)

@@ -29,6 +29,18 @@ async def make(
     db: AsyncExecutor, driver: Driver, sandbox_id: str, wanted: Wanted, *, at_most: int
 ) -> SandboxRow:
     """The sandbox as it is now: ready, unless its owner or its time has ended it meanwhile."""
+    row = await prepare(db, driver, sandbox_id, wanted, at_most=at_most)
+    if row.status != "creating":
+        return row
+    await db.run(rows.finish(sandbox_id))
+    failpoint("making.after_ready")
+    return await made(db, sandbox_id, wanted.owner)
+
+
+async def prepare(
+    db: AsyncExecutor, driver: Driver, sandbox_id: str, wanted: Wanted, *, at_most: int
+) -> SandboxRow:
+    """All but the last step: with `rows.finish` what is `creating` becomes ready."""
     row = await db.run(rows.begin(sandbox_id, wanted, host=this_host(), at_most=at_most))
     if row is None:
         raise await _too_many(db, wanted.owner, at_most)
@@ -41,12 +53,15 @@ async def make(
         await db.run(rows.fail(sandbox_id, storable(error.message)))
         raise
     failpoint("making.after_folder")
-    await db.run(rows.finish(sandbox_id))
-    failpoint("making.after_ready")
-    made = await db.run(rows.find(sandbox_id, wanted.owner))
-    if made is None or made.status == "failed":
+    return row
+
+
+async def made(db: AsyncExecutor, sandbox_id: str, owner: str) -> SandboxRow:
+    """What has become of it; raises if others gave it up meanwhile."""
+    row = await db.run(rows.find(sandbox_id, owner))
+    if row is None or row.status == "failed":
         raise SandboxUnavailable("the sandbox took too long to make", hint="ask again with the same key")
-    return made
+    return row
 
 
 async def _too_many(db: AsyncExecutor, owner: str, at_most: int) -> LimitReached:

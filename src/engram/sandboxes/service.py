@@ -25,6 +25,7 @@ from engram.kernel.logs import fields
 from engram.kernel.settings import Settings
 from engram.kernel.unfinished import Unfinished
 from engram.postgres.executors import AsyncExecutor
+from engram.postgres.query import Query
 from engram.sandboxes import making, reaper, rows
 from engram.sandboxes.driver import Command, Driver, Ended, EndedBy, Event, Output
 from engram.sandboxes.folders import ID
@@ -54,6 +55,14 @@ class Outcome:
     ended_by: EndedBy | None
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A sandbox that is made but for its last step, as it will be then."""
+
+    row: SandboxRow
+    step: Query[bool]
+
+
 class Sandboxes:
     def __init__(self, db: AsyncExecutor, open_driver: OpenDriver, settings: Settings) -> None:
         self._db = db
@@ -68,19 +77,31 @@ class Sandboxes:
         self, owner: str, sandbox_id: str, profile: str, ttl_seconds: int | None, env: dict[str, str]
     ) -> SandboxRow:
         """Make it under this id, or find what an earlier try made."""
-        driver = await self._working_driver()
-        if profile not in driver.profiles:
-            known = ", ".join(driver.profiles)
-            raise InputError(
-                f"there is no profile {profile!r}", fields={"profile": f"must be one of {known}"}
-            )
-        _check_env(env)
-        wanted = Wanted(owner, profile, env, self._ttl(ttl_seconds))
+        driver = await self._driver_with(profile)
+        wanted = self._wanted(owner, profile, ttl_seconds, env)
         at_most = self._settings.sandbox_max_per_owner
         # A caller that goes away must not leave it half-made.
         return await self._unfinished.shielded(
             making.make(self._db, driver, sandbox_id, wanted, at_most=at_most)
         )
+
+    async def prepare(
+        self, owner: str, sandbox_id: str, profile: str, ttl_seconds: int | None, env: dict[str, str]
+    ) -> SandboxRow | Prepared:
+        """The same for a caller who takes the last step together with one of its own."""
+        driver = await self._driver_with(profile)
+        wanted = self._wanted(owner, profile, ttl_seconds, env)
+        at_most = self._settings.sandbox_max_per_owner
+        row = await self._unfinished.shielded(
+            making.prepare(self._db, driver, sandbox_id, wanted, at_most=at_most)
+        )
+        return (
+            row if row.status != "creating" else Prepared(replace(row, status="ready"), rows.finish(row.id))
+        )
+
+    async def made(self, owner: str, sandbox_id: str) -> SandboxRow:
+        """What became of one that was prepared, where the last step came too late."""
+        return await making.made(self._db, sandbox_id, owner)
 
     async def get(self, owner: str, sandbox_id: str) -> SandboxRow:
         row = await self._db.run(rows.find(sandbox_id, owner)) if ID.fullmatch(sandbox_id) else None
@@ -193,6 +214,19 @@ class Sandboxes:
         if row.status not in states:
             raise _not_now(row, what)
         return row, await self._working_driver()
+
+    async def _driver_with(self, profile: str) -> Driver:
+        driver = await self._working_driver()
+        if profile not in driver.profiles:
+            known = ", ".join(driver.profiles)
+            raise InputError(
+                f"there is no profile {profile!r}", fields={"profile": f"must be one of {known}"}
+            )
+        return driver
+
+    def _wanted(self, owner: str, profile: str, ttl_seconds: int | None, env: dict[str, str]) -> Wanted:
+        _check_env(env)
+        return Wanted(owner, profile, env, self._ttl(ttl_seconds))
 
     async def _working_driver(self) -> Driver:
         driver = await self._any_driver()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from engram.api.errors import invalid_arguments
 from engram.api.services import Services
 from engram.api.tools import evidence, governance, knowledge, logbook, memory, sandboxes
-from engram.api.tools.base import Arguments, Call, Tool, WriteArguments
+from engram.api.tools.base import Arguments, Call, Prepared, Tool, WriteArguments
 from engram.gateway import callers
 from engram.gateway.callers import Caller
 from engram.kernel import correlation
@@ -50,12 +50,17 @@ async def perform(services: Services, tool: Tool, asked: Arguments, caller: Call
     """Run a tool once for its idempotency key, however the call came in."""
     acting = callers.acting(caller, asked.actor_user_id).allowed(tool.scope)
     key = asked.idempotency_key if isinstance(asked, WriteArguments) else None
-    body = asked.model_dump_json(exclude={"idempotency_key"})
+    asked_for = asked.model_dump_json(exclude={"idempotency_key"})
     async with services.idempotency.request(
-        acting.actor, key, path=tool.name, method="TOOL", body=body, resumable=tool.resumable
+        acting.actor, key, path=tool.name, method="TOOL", body=asked_for, resumable=tool.resumable
     ) as request:
         if request.response is not None:
             return request.response
         made_under = request.resource_id if key else None
         result = await tool.run(Call(services, acting, asked, correlation.current_or_new(), made_under))
+        if isinstance(result, Prepared):
+            body = tool.dump(result.result)
+            if answer := await request.save_with(result.step, status_code=tool.status_code, body=body):
+                return answer
+            result = await result.otherwise()
         return await request.save(status_code=tool.status_code, body=tool.dump(result))

@@ -13,6 +13,7 @@ from engram.api.services import Services
 from engram.gateway.callers import Caller
 from engram.kernel.content import why_unstorable
 from engram.logbook.idempotency import KEY_PATTERN
+from engram.postgres.query import Query
 
 A = TypeVar("A", bound="Arguments")
 
@@ -58,6 +59,18 @@ class Call(Generic[A]):
     asked: A
     correlation_id: str
     request_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A result that holds once `step` is done, which is kept together with the answer: both or neither.
+
+    `otherwise` finds out what became of it, if the step came too late.
+    """
+
+    result: Any
+    step: Query[Any]
+    otherwise: Callable[[], Awaitable[Any]]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from pydantic import Field, field_validator
 
-from engram.api.tools.base import Call, Checked, Tool, WriteArguments
+from engram.api.tools.base import Call, Checked, Prepared, Tool, WriteArguments
 from engram.kernel import correlation
 from engram.kernel.errors import InputError
 from engram.sandboxes.driver import Command, EndedBy
@@ -128,19 +128,25 @@ def readable(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\x00", "\ufffd")
 
 
-async def sandbox_create(call: Call[CreateArguments]) -> SandboxReply:
+async def sandbox_create(call: Call[CreateArguments]) -> SandboxReply | Prepared:
     """Make a sandbox: a folder of its own in which commands run without network or access to the host.
 
     Pass an idempotency_key and repeat it when you retry: you get one sandbox, not
     two. It is removed with its files when its time is over. Run commands in it
     with sandbox_exec.
     """
-    asked = call.asked
-    sandbox_id = call.request_id or str(uuid4())
-    row = await call.services.sandboxes.create(
-        call.caller.actor, sandbox_id, asked.profile, asked.ttl_seconds, asked.env
-    )
-    return sandbox_reply(row)
+    asked, sandboxes, owner = call.asked, call.services.sandboxes, call.caller.actor
+    wanted = (asked.profile, asked.ttl_seconds, asked.env)
+    if (sandbox_id := call.request_id) is None:
+        return sandbox_reply(await sandboxes.create(owner, str(uuid4()), *wanted))
+    found = await sandboxes.prepare(owner, sandbox_id, *wanted)
+    if isinstance(found, SandboxRow):
+        return sandbox_reply(found)
+
+    async def otherwise() -> SandboxReply:
+        return sandbox_reply(await sandboxes.made(owner, sandbox_id))
+
+    return Prepared(sandbox_reply(found.row), found.step, otherwise)
 
 
 async def sandbox_exec(call: Call[ExecArguments]) -> ExecReply:
