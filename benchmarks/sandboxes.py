@@ -68,12 +68,23 @@ def _wait(http: httpx2.Client) -> None:
     raise SystemExit("the gateway did not start")
 
 
-def mean_ms(ask: Callable[[], httpx2.Response], status: int) -> float:
-    started = time.perf_counter()
-    for _ in range(COUNT):
+def expecting(status: int, ask: Callable[[], httpx2.Response]) -> Callable[[], None]:
+    def asked() -> None:
         if (reply := ask()).status_code != status:
             raise SystemExit(f"unexpected answer: {reply.status_code} {reply.text[:300]}")
-    return (time.perf_counter() - started) / COUNT * 1000
+
+    return asked
+
+
+def medians_ms(**contenders: Callable[[], None]) -> dict[str, float]:
+    """Each once, in turn, COUNT times: what is compared happened in the same hundredth of a second."""
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(COUNT):
+        for name, work in contenders.items():
+            started = time.perf_counter()
+            work()
+            taken[name].append((time.perf_counter() - started) * 1000)
+    return {name: median(found) for name, found in taken.items()}
 
 
 def create(http: httpx2.Client, key: str | None) -> httpx2.Response:
@@ -88,16 +99,25 @@ def run(http: httpx2.Client, box: str, argv: list[str]) -> httpx2.Response:
 def measured(http: httpx2.Client, dsn: str, folder: str) -> dict[str, list[float]]:
     box: dict[str, Any] = create(http, "replayed").json()
     url = f"/v1/sandboxes/{box['id']}"
-    return alternate(
-        ROUNDS,
-        get=lambda: mean_ms(lambda: http.get(url), 200),
-        replay=lambda: mean_ms(lambda: create(http, "replayed"), 201),
-        commit=lambda: bare.commit_seconds(dsn, COUNT) * 1000,
-        unkeyed=lambda: mean_ms(lambda: create(http, None), 201),
-        keyed=lambda: mean_ms(lambda: create(http, f"key-{next(_keys)}"), 201),
-        library_true=lambda: bare.true_seconds(folder, COUNT) * 1000,
-        exec_true=lambda: mean_ms(lambda: run(http, box["id"], ["true"]), 200),
-    )
+    values: dict[str, list[float]] = {}
+    with bare.committing(dsn) as commit:
+        for _ in range(ROUNDS):
+            found = medians_ms(
+                get=expecting(200, lambda: http.get(url)),
+                replay=expecting(201, lambda: create(http, "replayed")),
+            )
+            found |= medians_ms(
+                commit=commit,
+                unkeyed=expecting(201, lambda: create(http, None)),
+                keyed=expecting(201, lambda: create(http, f"key-{next(_keys)}")),
+            )
+            found |= medians_ms(
+                library_true=lambda: bare.run_true(folder),
+                exec_true=expecting(200, lambda: run(http, box["id"], ["true"])),
+            )
+            for name, value in found.items():
+                values.setdefault(name, []).append(value)
+    return values
 
 
 def together(http: httpx2.Client) -> dict[str, list[float]]:
@@ -115,7 +135,7 @@ def together(http: httpx2.Client) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    print(f"sandboxes: {ROUNDS} rounds of {COUNT} each, {TOGETHER} at once")
+    print(f"sandboxes: medians of {COUNT} each in {ROUNDS} rounds, {TOGETHER} at once")
     with (
         database_server() as server,
         fresh_database(server) as dsn,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import sandlock
@@ -12,33 +15,31 @@ import sandlock
 READABLE = ["/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/urandom"]
 
 
-def commit_seconds(dsn: str, count: int) -> float:
-    """One row, one commit: the mean of so many."""
+@contextmanager
+def committing(dsn: str) -> Iterator[Callable[[], None]]:
+    """One row, one commit, each time it is called."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS bare (n bigint PRIMARY KEY, at timestamptz)")
-        first = time.time_ns()
-        started = time.perf_counter()
-        for n in range(count):
-            connection.execute("INSERT INTO bare VALUES (%s, now())", [first + n])
-        return (time.perf_counter() - started) / count
+        numbers = itertools.count(time.time_ns())
+
+        def commit() -> None:
+            connection.execute("INSERT INTO bare VALUES (%s, now())", [next(numbers)])
+
+        yield commit
 
 
-def true_seconds(folder: str, count: int) -> float:
+def run_true(folder: str) -> None:
     """`true` in a sandbox of the same kind, by the library alone."""
-    readable = [path for path in READABLE if os.path.exists(path)]
-    started = time.perf_counter()
-    for _ in range(count):
-        box = sandlock.Sandbox(
-            fs_readable=readable,
-            fs_writable=[folder, "/dev/null"],
-            clean_env=True,
-            cwd=folder,
-            max_memory=512 << 20,
-            max_processes=64,
-        )
-        if not box.run(["true"]).success:
-            raise SystemExit("the bare sandbox did not run `true`")
-    return (time.perf_counter() - started) / count
+    box = sandlock.Sandbox(
+        fs_readable=[path for path in READABLE if os.path.exists(path)],
+        fs_writable=[folder, "/dev/null"],
+        clean_env=True,
+        cwd=folder,
+        max_memory=512 << 20,
+        max_processes=64,
+    )
+    if not box.run(["true"]).success:
+        raise SystemExit("the bare sandbox did not run `true`")
 
 
 def together_seconds(argv: list[str], count: int) -> float:
