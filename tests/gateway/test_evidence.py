@@ -6,6 +6,8 @@ import asyncio
 import base64
 import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -367,16 +369,19 @@ async def test_files_are_written_beside_the_event_loop_not_in_it(db: AsyncExecut
     class SlowDisk(LocalArtifacts):
         entered, let_go = threading.Event(), threading.Event()
 
-        def put(self, *given: Any, **more: Any) -> Artifact:
+        @contextmanager
+        def keeping(self, *given: Any, **more: Any) -> Iterator[Artifact]:
             self.entered.set()
             assert self.let_go.wait(10), "the loop stood still"
-            return super().put(*given, **more)
+            with super().keeping(*given, **more) as artifact:
+                yield artifact
 
     disk = SlowDisk(tmp_path)
     evidence = Evidence(db, disk, Placement(db, "default"), max_bytes=LIMIT)
     uploading = asyncio.create_task(uploaded(evidence, "A log."))
-    while not disk.entered.is_set():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        while not disk.entered.is_set():
+            await asyncio.sleep(0.005)
     assert not uploading.done()
     disk.let_go.set()
     assert (await uploading).ok

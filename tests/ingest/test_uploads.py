@@ -229,3 +229,22 @@ def test_an_upload_is_taken_while_redis_is_away_and_found_by_the_sweeper(
         assert http.get("/metrics").status_code == 200
         with working(api_settings, pipeline):
             assert ended(http, made["taskId"])["status"] == "SUCCEEDED"
+
+
+def test_bytes_that_an_upload_is_about_to_refer_to_are_not_deleted(
+    http: httpx2.Client, api_settings: Settings
+) -> None:
+    """Ann deletes her document while Bob's upload of the same bytes has them and has no row yet."""
+    content = b"# One\n\nThe same for both."
+    hers = send(http, content)
+    store = artifacts(api_settings)
+    with store.keeping(content) as artifact:
+        gone = http.delete(f"/api/knowledge/documents/{hers['documentId']}")
+        assert gone.status_code in (200, 204), gone.text
+        assert store.exists(artifact.key)
+    again = send(http, content)
+    assert again["documentId"] != hers["documentId"]
+    with store.open(artifact.key) as kept:
+        assert kept.read() == content
+    http.delete(f"/api/knowledge/documents/{again['documentId']}")
+    assert not store.exists(artifact.key)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 
 from fastapi import FastAPI
 
@@ -29,12 +31,15 @@ from engram.gateway.openmemory_client import OpenMemoryClient
 from engram.gateway.placement import Placement
 from engram.ingest.media import detect
 from engram.ingest.uploads import Uploads
+from engram.kernel.errors import ArtifactError
 from engram.kernel.settings import Settings
 from engram.logbook import outbox
 from engram.logbook.idempotency import IdempotencyService
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.migrations import pending
 from engram.postgres.notify import Notifier, running
+
+DRAFTS_KEPT = timedelta(hours=1)
 
 
 def build_app(settings: Settings) -> FastAPI:
@@ -52,6 +57,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         open_sandboxes(settings, db) as sandboxes,
         open_knowledge(settings) as knowledge,
     ):
+        await asyncio.to_thread(_sweep_drafts, settings)
         project = settings.project_key
         placement = Placement(db, project)
         yield Services(
@@ -77,6 +83,12 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
                 discard=knowledge.vectors.discard,
             ),
         )
+
+
+def _sweep_drafts(settings: Settings) -> None:
+    """What writers that died had begun to keep; whether the folder can be used at all is the gate's to say."""
+    with suppress(ArtifactError):
+        artifacts(settings).sweep(DRAFTS_KEPT)
 
 
 def gatekeeper(settings: Settings, db: AsyncExecutor, client: OpenMemoryClient) -> Gatekeeper:

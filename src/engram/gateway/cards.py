@@ -241,10 +241,10 @@ def keep_in(artifacts: ArtifactStore, record: Record | None = None) -> Keep:
     """Puts a blob into the store; answers its attachment's URI, or its key where none is recorded."""
 
     def keep(blob: Blob) -> str:
-        artifact = artifacts.put(blob.content.encode())
-        if record is None:
-            return artifact.key
-        return build_attachment_evidence_uri(record(blob, artifact), artifact.sha256)
+        with artifacts.keeping(blob.content.encode()) as artifact:
+            if record is None:
+                return artifact.key
+            return build_attachment_evidence_uri(record(blob, artifact), artifact.sha256)
 
     return keep
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,9 +118,11 @@ class Evidence:
         if request.item_id is not None:
             await require_item(self._db, request.caller, request.item_id)
         placed = await self._placement.place(request.caller, request.target_space)
-        artifact = await asyncio.to_thread(self._artifacts.put, content, max_bytes=self._max_bytes)
-        failpoint("evidence.after_bytes")
-        attached = await self._db.run(items.attach(_attachment(request, placed, artifact)))
+        with ExitStack() as keeping:
+            kept = self._artifacts.keeping(content, max_bytes=self._max_bytes)
+            artifact = await asyncio.to_thread(keeping.enter_context, kept)
+            failpoint("evidence.after_bytes")
+            attached = await self._db.run(items.attach(_attachment(request, placed, artifact)))
         said = "was kept already" if not attached.fresh else "kept"
         return UploadReply(
             ok=True,

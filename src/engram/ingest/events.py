@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from engram.kernel.content import storable
+from engram.postgres.arrays import numbers, texts
 from engram.postgres.query import Query, Row, maybe_row, rows, scalar
 from engram.postgres.sqlfile import load_sql
 
@@ -26,13 +26,13 @@ MAX_ERROR_CHARS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A leased event. `lease_token` is its lane's."""
+    """A leased event. `payload` is JSON as it is sent; `lease_token` is its lane's."""
 
     id: UUID
     topic: str
     key: str
     type: str
-    payload: Any
+    payload: str
     lane_id: int
     attempt_count: int
     lease_token: int
@@ -77,10 +77,10 @@ def settle(worker_id: str, published: Sequence[Published], max_attempts: int) ->
     params = {
         "worker_id": worker_id,
         "max_attempts": max_attempts,
-        "event_ids": [each.event.id for each in published],
-        "lane_ids": [each.event.lane_id for each in published],
-        "lease_tokens": [each.event.lease_token for each in published],
-        "errors": [each.error and storable(each.error)[:MAX_ERROR_CHARS] for each in published],
+        "event_ids": texts(str(each.event.id) for each in published),
+        "lane_ids": numbers(each.event.lane_id for each in published),
+        "lease_tokens": numbers(each.event.lease_token for each in published),
+        "errors": texts(each.error and storable(each.error)[:MAX_ERROR_CHARS] for each in published),
         "delays": [each.delay for each in published],
     }
     return Query(SQL["settle"], _settled, params)

@@ -23,7 +23,8 @@ WITH due AS MATERIALIZED (
     FROM due WHERE l.id = due.id
     RETURNING l.id, l.head_seq, l.lease_token
 )
-SELECT e.id, e.aggregatetype, e.aggregateid, e.type, e.payload, e.lane_id, e.attempt_count, leased.lease_token
+SELECT e.id, e.aggregatetype, e.aggregateid, e.type, e.payload::text AS payload, e.lane_id, e.attempt_count,
+       leased.lease_token
 FROM leased
 CROSS JOIN (SELECT %(batch)s::bigint / greatest(count(*), 1) AS length FROM due) AS run
 CROSS JOIN LATERAL (

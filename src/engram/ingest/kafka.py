@@ -7,7 +7,6 @@ message once per session and in the order given, or says that it did not.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -114,7 +113,7 @@ class _Run:
         message = {
             "topic": event.topic,
             "key": event.key.encode(),
-            "value": json.dumps(event.payload, separators=(",", ":")).encode(),
+            "value": event.payload.encode(),
             "headers": [("id", str(event.id).encode()), ("eventType", event.type.encode())],
             "on_delivery": on_delivery,
         }

@@ -96,10 +96,13 @@ class EventPublisher:
                 await asyncio.sleep(SETTLE_AGAIN_SECONDS)
 
     def _count(self, fates: dict[UUID, Fate], settled: list[Settled]) -> None:
+        for status, result in _RESULTS.items():
+            of_it = [each for each in settled if each.status == status]
+            KAFKA_PUBLISHED.labels(result).inc(len(of_it))
+            taken = KAFKA_SECONDS.labels(result)
+            for each in of_it:
+                taken.observe(fates[each.id].seconds)
         for each in settled:
-            result = _RESULTS[each.status]
-            KAFKA_PUBLISHED.labels(result).inc()
-            KAFKA_SECONDS.labels(result).observe(fates[each.id].seconds)
             if each.waited is not None:
                 KAFKA_DELAY_SECONDS.observe(max(0.0, each.waited))
             if each.status == "DEAD":

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 from uuid import UUID, uuid4
@@ -69,12 +70,14 @@ class Uploads:
         self._detect = detect
         self._discard = discard
 
-    async def keep(self, file: BinaryIO, filename: str) -> Kept:
-        """Find out what the bytes are, and keep them."""
+    @asynccontextmanager
+    async def keep(self, file: BinaryIO, filename: str) -> AsyncIterator[Kept]:
+        """Find out what the bytes are, and keep them; nobody deletes them before the block's end."""
         name = _shown(filename)
-        kept = await asyncio.to_thread(self._kept, file, name)
-        failpoint("uploads.after_bytes")
-        return kept
+        with ExitStack() as keeping:
+            kept = await asyncio.to_thread(self._kept, keeping, file, name)
+            failpoint("uploads.after_bytes")
+            yield kept
 
     async def enter(self, owner: str, kept: Kept, title: str | None, task_id: UUID | None = None) -> Row:
         """Make document and task and tell the queue; with the same `task_id`, only once."""
@@ -131,8 +134,15 @@ class Uploads:
         if self._discard is not None:
             await self._discard(document_id)
         gone = await self._db.run(tasks.delete_document(owner, document_id))
-        if gone is not None and not await self._db.run(tasks.is_referred_to(gone["artifact_key"])):
-            await asyncio.to_thread(self._artifacts.delete, gone["artifact_key"])
+        if gone is not None:
+            await self._let_go(gone["artifact_key"])
+
+    async def _let_go(self, key: str) -> None:
+        """Delete bytes that nothing refers to; whoever is about to refer to them has them locked."""
+        with ExitStack() as removing:
+            remove = await asyncio.to_thread(removing.enter_context, self._artifacts.removing(key))
+            if remove is not None and not await self._db.run(tasks.is_referred_to(key)):
+                await asyncio.to_thread(remove)
 
     async def measure(self) -> None:
         """Set the queue's gauges, if it answers soon; they keep their last values otherwise."""
@@ -148,13 +158,14 @@ class Uploads:
             raise NotFound(f"there is no task {task_id}")
         return row
 
-    def _kept(self, file: BinaryIO, name: str) -> Kept:
+    def _kept(self, keeping: ExitStack, file: BinaryIO, name: str) -> Kept:
         head = file.read(HEAD_BYTES)
         if not head:
             raise DocumentRefused("the file is empty")
         media_type = self._detect(head, name)
         file.seek(0)
-        return Kept(self._artifacts.put(file, max_bytes=self._max_bytes), name, media_type)
+        artifact = keeping.enter_context(self._artifacts.keeping(file, max_bytes=self._max_bytes))
+        return Kept(artifact, name, media_type)
 
     async def _tell(self, task_id: UUID) -> None:
         """Put the task on the queue. Not being able to costs nothing but time."""

@@ -9,6 +9,10 @@ Reading verifies. A damaged artifact raises `ArtifactCorrupt` instead of giving
 out its last bytes; a reader that stops before the end has verified nothing.
 `exists` and `size` look at the file, not into it.
 
+What is being put is locked until whatever refers to it is written (`keeping`),
+and a deletion looks at what refers to it under a lock of its own (`removing`):
+of the two, one meets the other.
+
 It must never follow a symbolic link inside the store (the folder itself may be
 one), show a draft as an artifact, or hold more of the content in memory than
 one chunk.
@@ -23,10 +27,13 @@ import io
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol
@@ -52,6 +59,17 @@ _HINTS = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _DENIED),
     **dict.fromkeys((errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _FOREIGN),
 }
+
+
+# Of file systems without hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_LOCK_TRIES, _LOCK_PAUSE_SECONDS = 1500, 0.02
+
+
+class _Found(Enum):
+    NOTHING = auto()
+    WHOLE = auto()
+    DAMAGED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +147,11 @@ class ArtifactStore(Protocol):
         that grows beyond `max_bytes` is refused and leaves nothing behind.
         """
 
+    def keeping(
+        self, content: Content, key: Key | None = None, *, max_bytes: int | None = None
+    ) -> AbstractContextManager[Artifact]:
+        """Put the content, and let nobody delete it in the block: what refers to it is written there."""
+
     def open(self, key: str) -> ArtifactReader:
         """Close it, or use it in a `with`. `NotFound` when there is none."""
 
@@ -136,10 +159,15 @@ class ArtifactStore(Protocol):
 
     def size(self, key: str) -> int: ...
 
-    def delete(self, key: str) -> bool:
-        """False when there was none. A reader that has it open reads on; a `put` of
-        the same content at the same moment may find it and return before it goes.
+    def removing(self, key: str) -> AbstractContextManager[Callable[[], None] | None]:
+        """What deletes the content; None when there is none or somebody is `keeping` it.
+
+        Whoever puts the same content meanwhile waits for the block's end, so that
+        nobody comes to need it between a look at what refers to it and its end.
         """
+
+    def delete(self, key: str) -> bool:
+        """False when nothing was deleted. A reader that has it open reads on."""
 
 
 class LocalArtifacts:
@@ -150,6 +178,13 @@ class LocalArtifacts:
         self._clock = clock
 
     def put(self, content: Content, key: Key | None = None, *, max_bytes: int | None = None) -> Artifact:
+        with self.keeping(content, key, max_bytes=max_bytes) as artifact:
+            return artifact
+
+    @contextmanager
+    def keeping(
+        self, content: Content, key: Key | None = None, *, max_bytes: int | None = None
+    ) -> Iterator[Artifact]:
         if isinstance(key, str):
             sha256_of_key(key)
         with ExitStack() as stack:
@@ -161,8 +196,8 @@ class LocalArtifacts:
                     draft.write(chunk)
             artifact = Artifact(_key_of(draft, key), draft.sha256.hexdigest(), draft.size)
             with _failing(f"keep {artifact.key} in {self._directory}"):
-                self._publish(draft, artifact)
-        return artifact
+                self._publish(draft, artifact, stack)
+            yield artifact
 
     def open(self, key: str) -> ArtifactReader:
         *folders, name = _path(key)
@@ -181,17 +216,35 @@ class LocalArtifacts:
             return reader.size
 
     def delete(self, key: str) -> bool:
-        *folders, name = _path(key)
-        try:
-            with (
-                _failing(f"delete {key} in {self._directory}", missing=key),
-                self._folders(folders) as opened,
-            ):
-                os.unlink(name, dir_fd=opened[-1])
-                os.fsync(opened[-1])
-        except NotFound:
-            return False
+        with self.removing(key) as remove:
+            if remove is None:
+                return False
+            remove()
         return True
+
+    @contextmanager
+    def removing(self, key: str) -> Iterator[Callable[[], None] | None]:
+        *folders, name = _path(key)
+        with ExitStack() as stack:
+            with _failing(f"delete {key} in {self._directory}"):
+                folder = self._locked_for_removal(folders, name, stack)
+
+            yield None if folder is None else partial(_remove, folder, name, key)
+
+    def _locked_for_removal(self, folders: Sequence[str], name: str, stack: ExitStack) -> int | None:
+        """The folder of what may be deleted; nobody can begin to keep it while the stack is open."""
+        try:
+            folder = stack.enter_context(self._folders(folders))[-1]
+        except FileNotFoundError:
+            return None
+        try:
+            file = stack.enter_context(_open_plain(name, folder))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            return None
+        except OSError:
+            return folder  # a link, or whatever else is in the way: nobody keeps that
+        return folder if _is_at(file, name, folder) else None
 
     def sweep(self, older_than: timedelta) -> int:
         """Remove the drafts of crashed writers; returns how many. A live writer's is locked and stays."""
@@ -202,30 +255,25 @@ class LocalArtifacts:
         except NotFound:
             return 0
 
-    def _publish(self, draft: _Draft, artifact: Artifact) -> None:
+    def _publish(self, draft: _Draft, artifact: Artifact, keeping: ExitStack) -> None:
+        """Into place, or found there whole; locked either way for as long as the stack is open."""
         *folders, name = _path(artifact.key)
         with self._folders(folders, make=True) as opened:
-            if not self._holds(artifact.key):
+            while (found := _look(opened[-1], name, artifact.key, keeping)) is _Found.NOTHING:
+                if draft.linked_to(opened[-1], name):
+                    break
+            if found is _Found.DAMAGED:
                 draft.move_to(opened[-1], name)
             # All of them, every time: a twin that made one may not have come to syncing it.
             for folder in reversed(opened):
                 os.fsync(folder)
-
-    def _holds(self, key: str) -> bool:
-        try:
-            with self.open(key) as reader:
-                for _ in reader:
-                    pass
-        except (NotFound, ArtifactError):
-            return False
-        return True
 
     @contextmanager
     def _draft(self) -> Iterator[_Draft]:
         with self._folders([_DRAFTS], make=True) as opened:
             draft = _Draft(opened[-1])
             try:
-                fcntl.flock(draft.fd, fcntl.LOCK_EX)
+                fcntl.flock(draft.fd, fcntl.LOCK_SH)
                 yield draft
             finally:
                 draft.discard()
@@ -262,6 +310,19 @@ class _Draft:
         rest = memoryview(chunk)
         while rest:
             rest = rest[os.write(self.fd, rest) :]
+
+    def linked_to(self, folder: int, name: str) -> bool:
+        """Published under the name; False if something has it already. The lock goes with it."""
+        os.fsync(self.fd)
+        try:
+            os.link(self.name, name, src_dir_fd=self.folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self.move_to(folder, name)
+        return True
 
     def move_to(self, folder: int, name: str) -> None:
         os.fsync(self.fd)
@@ -310,6 +371,51 @@ def _open_plain(name: str, folder: int) -> io.FileIO:
         os.close(fd)
         raise OSError(errno.EISDIR, "not a plain file")
     return io.FileIO(fd)
+
+
+def _remove(folder: int, name: str, key: str) -> None:
+    with _failing(f"delete {key}"):
+        os.unlink(name, dir_fd=folder)
+        os.fsync(folder)
+
+
+def _look(folder: int, name: str, key: str, keeping: ExitStack) -> _Found:
+    """What is under the name. If it is whole, it is locked against deletion while the stack is open."""
+    try:
+        file = _open_plain(name, folder)
+    except FileNotFoundError:
+        return _Found.NOTHING
+    except OSError:
+        return _Found.DAMAGED
+    with ExitStack() as closing:
+        closing.callback(file.close)
+        _lock_shared(file)
+        if not _is_at(file, name, folder):
+            return _Found.NOTHING
+        try:
+            for _ in ArtifactReader(file, key):
+                pass
+        except ArtifactError:
+            return _Found.DAMAGED
+        keeping.enter_context(closing.pop_all())
+    return _Found.WHOLE
+
+
+def _lock_shared(file: io.FileIO) -> None:
+    """Waits for whoever is deleting it, which takes a moment."""
+    for _ in range(_LOCK_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        time.sleep(_LOCK_PAUSE_SECONDS)
+    raise OSError(errno.EBUSY, "somebody has been deleting it for too long")
+
+
+def _is_at(file: io.FileIO, name: str, folder: int) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(name, dir_fd=folder, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _swept(folder: int, name: str, before: float) -> bool:

@@ -24,9 +24,10 @@ from engram.api.tools.base import KEY_SHAPE
 from engram.gateway import callers
 from engram.ingest.lifecycle import FINAL
 from engram.ingest.tasks import Place
-from engram.ingest.uploads import Uploads
+from engram.ingest.uploads import Kept, Uploads
 from engram.kernel.content import why_unstorable
 from engram.kernel.errors import InputError, NotFound
+from engram.logbook.idempotency_keys import Answer
 from engram.postgres.query import Row
 
 UPLOAD_PATH = "/api/knowledge/documents/upload-async"
@@ -148,16 +149,8 @@ async def upload(
     services: Services = request.app.state.services
     async with request.form(max_files=1, max_fields=4) as form:
         file, title = _file(form), _title(form)
-        kept = await services.uploads.keep(file.file, file.filename or "")
-    asked = json.dumps([kept.artifact.sha256, kept.filename, title])
-    async with services.idempotency.request(
-        owner, idempotency_key, path=UPLOAD_PATH, method="POST", body=asked
-    ) as reserved:
-        answer = reserved.response
-        if answer is None:
-            made = await services.uploads.enter(owner, kept, title, UUID(reserved.resource_id))
-            reply = UploadReply(task_id=made["id"], document_id=made["document_id"], status=made["status"])
-            answer = await reserved.save(status_code=202, body=reply.model_dump(mode="json", by_alias=True))
+        async with services.uploads.keep(file.file, file.filename or "") as kept:
+            answer = await _entered(services, owner, kept, title, idempotency_key)
     return JSONResponse(answer.body, answer.status_code, headers=answer.headers)
 
 
@@ -260,6 +253,19 @@ def _owner(request: Request, scope: str) -> str:
 def _uploads(request: Request) -> Uploads:
     services: Services = request.app.state.services
     return services.uploads
+
+
+async def _entered(services: Services, owner: str, kept: Kept, title: str | None, key: str | None) -> Answer:
+    """Its document and task, once for the key."""
+    asked = json.dumps([kept.artifact.sha256, kept.filename, title])
+    async with services.idempotency.request(
+        owner, key, path=UPLOAD_PATH, method="POST", body=asked
+    ) as reserved:
+        if reserved.response is not None:
+            return reserved.response
+        made = await services.uploads.enter(owner, kept, title, UUID(reserved.resource_id))
+        reply = UploadReply(task_id=made["id"], document_id=made["document_id"], status=made["status"])
+        return await reserved.save(status_code=202, body=reply.model_dump(mode="json", by_alias=True))
 
 
 def _file(form: FormData) -> UploadFile:
