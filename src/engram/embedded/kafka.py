@@ -125,7 +125,7 @@ class Broker:
         path = self._folder / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), "utf-8")
         if not (self._folder / "data").exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            cluster = _cluster_id()
             words = ["format", "-t", cluster, "-c", str(path)]
             command = self._java("kafka.tools.StorageTool", *words)
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603
@@ -138,3 +138,10 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def _cluster_id() -> str:
+    """As Kafka writes ids. One that begins with a dash would be taken for an option: one of 64 does."""
+    while (made := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return made
