@@ -59,6 +59,32 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
 
 
+def test_what_became_of_sandboxes_and_commands_is_counted(http: httpx2.Client) -> None:
+    def counted(name: str) -> float:
+        return next(
+            (
+                float(line.split()[-1])
+                for line in http.get("/metrics").text.splitlines()
+                if line.startswith(name)
+            ),
+            0.0,
+        )
+
+    sandboxes = 'engram_sandboxes_total{result="made"}'
+    commands = [
+        f'engram_sandbox_exec_seconds_count{{ended_by="{how}"}}' for how in ("itself", "time", "caller")
+    ]
+    before = [counted(name) for name in (sandboxes, *commands)]
+    box = made(http)
+    ran(http, box["id"], "false")
+    ran(http, box["id"], "sleep", "30", timeout_seconds=0.2)
+    url, accept = f"/v1/sandboxes/{box['id']}/exec", {"Accept": "text/event-stream"}
+    with http.stream("POST", url, json={"argv": ["sleep", "30"]}, headers=accept) as streamed:
+        next(streamed.iter_lines())
+    eventually(lambda: counted(commands[2]) == before[3] + 1, "the command that was hung up on")
+    assert [counted(name) for name in (sandboxes, *commands)] == [value + 1 for value in before]
+
+
 def test_a_life(http: httpx2.Client) -> None:
     box = made(http, env={"GREETING": "hello"}, ttl_seconds=600)
     url = f"/v1/sandboxes/{box['id']}"

@@ -32,6 +32,17 @@ BREAKER_OPEN = Gauge(
     "engram_openmemory_breaker_open", "1 while the memory server is being left alone", registry=REGISTRY
 )
 
+SANDBOXES_MADE = Counter(
+    "engram_sandboxes", "Sandboxes that were asked for, by what came of it", ["result"], registry=REGISTRY
+)
+SANDBOX_EXEC_SECONDS = Histogram(
+    "engram_sandbox_exec_seconds",
+    "How long commands ran in sandboxes, by what ended them",
+    ["ended_by"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800),
+    registry=REGISTRY,
+)
+
 INGEST_PROCESSED = Counter(
     "ingest_task_process", "Ingest tasks by how a worker's look at them ended", ["result"], registry=REGISTRY
 )
@@ -58,6 +69,8 @@ INGEST_RECLAIMED = Counter(
     registry=REGISTRY,
 )
 # There from the start: a rate needs the nought before the first.
+for _result in ("made", "failed", "refused"):
+    SANDBOXES_MADE.labels(_result)
 for _result in ("succeeded", "retry", "dead", "skipped", "not_due"):
     INGEST_PROCESSED.labels(_result)
 for _result in ("claimed", "error"):

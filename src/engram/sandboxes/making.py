@@ -13,6 +13,7 @@ from math import ceil
 from engram.kernel.content import storable
 from engram.kernel.errors import LimitReached, SandboxUnavailable
 from engram.kernel.failpoints import failpoint
+from engram.kernel.metrics import SANDBOXES_MADE
 from engram.postgres.executors import AsyncExecutor
 from engram.sandboxes import rows
 from engram.sandboxes.driver import Driver
@@ -43,6 +44,7 @@ async def prepare(
     """All but the last step: with `rows.finish` what is `creating` becomes ready."""
     row = await db.run(rows.begin(sandbox_id, wanted, host=this_host(), at_most=at_most))
     if row is None:
+        SANDBOXES_MADE.labels("refused").inc()
         raise await _too_many(db, wanted.owner, at_most)
     failpoint("making.after_row")
     if row.status != "creating":
@@ -50,8 +52,10 @@ async def prepare(
     try:
         await driver.create(sandbox_id)
     except SandboxUnavailable as error:
+        SANDBOXES_MADE.labels("failed").inc()
         await db.run(rows.fail(sandbox_id, storable(error.message)))
         raise
+    SANDBOXES_MADE.labels("made").inc()
     failpoint("making.after_folder")
     return row
 

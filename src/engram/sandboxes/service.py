@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
+from engram.kernel.clock import SYSTEM_CLOCK
 from engram.kernel.errors import (
     EngramError,
     InputError,
@@ -22,6 +23,7 @@ from engram.kernel.errors import (
 )
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
+from engram.kernel.metrics import SANDBOX_EXEC_SECONDS
 from engram.kernel.settings import Settings
 from engram.kernel.unfinished import Unfinished
 from engram.postgres.executors import AsyncExecutor
@@ -151,7 +153,8 @@ class Sandboxes:
             except EngramError as error:
                 error.effectless = True
                 raise
-            yield events
+            with _timed(events) as timed:
+                yield timed
 
     async def _started(
         self, held: AsyncExitStack, owner: str, sandbox_id: str, command: Command
@@ -284,6 +287,24 @@ async def collected(events: AsyncIterator[Event]) -> Outcome:
 def outcome_of(ended: Ended, stdout: bytes, stderr: bytes) -> Outcome:
     timed_out = ended.ended_by == "time"
     return Outcome(ended.exit_code, stdout, stderr, ended.truncated, timed_out, ended.ended_by)
+
+
+@contextmanager
+def _timed(events: AsyncIterator[Event]) -> Iterator[AsyncIterator[Event]]:
+    """The same events; when the block is left, how long they took and what ended them is counted."""
+    began, ended_by = SYSTEM_CLOCK.monotonic(), "caller"
+
+    async def noted() -> AsyncIterator[Event]:
+        nonlocal ended_by
+        async for event in events:
+            if isinstance(event, Ended):
+                ended_by = event.ended_by or "itself"
+            yield event
+
+    try:
+        yield noted()
+    finally:
+        SANDBOX_EXEC_SECONDS.labels(ended_by).observe(SYSTEM_CLOCK.monotonic() - began)
 
 
 def _check_env(env: dict[str, str]) -> None:
