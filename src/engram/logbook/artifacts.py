@@ -322,6 +322,8 @@ class _Draft:
             if error.errno not in _NO_LINKS:
                 raise
             self.move_to(folder, name)
+        else:
+            os.unlink(self.name, dir_fd=self.folder)
         return True
 
     def move_to(self, folder: int, name: str) -> None:
