@@ -134,8 +134,8 @@ async def _upload(settings: Settings, count: int) -> None:
             with tempfile.SpooledTemporaryFile() as file:
                 file.write(document(number))
                 file.seek(0)
-                kept = await uploads.keep(file, f"{number}.md")
-            await uploads.enter("bench", kept, None)
+                async with uploads.keep(file, f"{number}.md") as kept:
+                    await uploads.enter("bench", kept, None)
 
 
 class Busy:
