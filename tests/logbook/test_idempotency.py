@@ -232,6 +232,32 @@ async def test_only_updates_that_say_whether_they_applied_are_put_together(text:
             both(*pair)
 
 
+# Two at once.
+
+
+async def test_who_comes_while_the_first_is_reserving_does_not_take_its_lease(
+    db: AsyncExecutor, dsn: str
+) -> None:
+    """It sees no row when it begins, and meets the first one's when that is committed."""
+    asked = idempotency.Asked("ann", "k-1", fingerprint("POST", "/v1/x", BODY), resumable=True)
+    first, second = (
+        idempotency.reserve(asked, name, lease_seconds=LEASE, ttl_seconds=TTL) for name in ("first", "second")
+    )
+    with connect(dsn) as other:
+        with other.transaction():
+            other.execute(first.statement.text.encode(), first.params)
+            waiting = asyncio.create_task(db.run(second))
+            await eventually(
+                lambda: execute(
+                    dsn,
+                    "SELECT pid FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+                )
+            )
+        assert await waiting is None
+    assert (row(dsn)["resource_id"], row(dsn)["attempts"]) == ("first", 1)
+
+
 # Reserving and replaying.
 
 
@@ -784,6 +810,24 @@ async def test_a_reservation_whose_reply_was_lost_is_resumed_after_its_lease(dsn
         first = row(dsn)["resource_id"]
         later(dsn, LEASE + 1)
         assert (await reserve(service)).resource_id == first
+
+
+async def test_a_save_whose_connection_breaks_is_tried_once_more(db: AsyncExecutor) -> None:
+    class Breaking(AsyncExecutor):
+        broken = 0
+
+        async def run(self, query: Query[Any]) -> Any:
+            if query.statement.name == "idempotency_keys.complete" and not self.broken:
+                self.broken += 1
+                raise DatabaseUnavailable("the connection broke")
+            return await super().run(query)
+
+    breaking = Breaking(db.pool)
+    service = IdempotencyService(breaking, ttl_seconds=TTL, lease_seconds=LEASE)
+    async with block(service) as request:
+        answer = await request.save(status_code=201, body={"n": 1})
+    assert (breaking.broken, answer) == (1, Answer(201, {"n": 1}))
+    assert await check(service) == Answer(201, {"n": 1}, replayed=True)
 
 
 async def test_a_broken_connection_does_not_cost_the_answer(service: IdempotencyService, dsn: str) -> None:
