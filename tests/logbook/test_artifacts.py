@@ -260,6 +260,19 @@ def test_whatever_is_referred_to_is_there_whoever_deletes(
         list(pool.map(turn, range(len(turns)), turns))
 
 
+def test_what_cannot_be_locked_is_not_deleted(store: LocalArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = store.put(CONTENT).key
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("engram.logbook.artifacts.fcntl.flock", refuse)
+        with pytest.raises(ArtifactError, match="no locks left"):
+            store.delete(key)
+    assert store.exists(key)
+
+
 def test_a_file_system_without_hard_links_will_do(
     store: LocalArtifacts, monkeypatch: pytest.MonkeyPatch, directory: Path
 ) -> None:

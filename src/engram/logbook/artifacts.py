@@ -61,6 +61,8 @@ _HINTS = {
 }
 
 
+# Of what is no plain file.
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 # Of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 _LOCK_TRIES, _LOCK_PAUSE_SECONDS = 1500, 0.02
@@ -242,8 +244,10 @@ class LocalArtifacts:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             return None
-        except OSError:
-            return folder  # a link, or whatever else is in the way: nobody keeps that
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            return folder  # a link, or something else in the way: nobody keeps that
         return folder if _is_at(file, name, folder) else None
 
     def sweep(self, older_than: timedelta) -> int:

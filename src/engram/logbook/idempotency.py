@@ -117,7 +117,7 @@ class IdempotencyService:
     async def save_with(
         self, held: Reservation, step: Query[Any], *, status_code: int, body: Any
     ) -> Answer | None:
-        """Finish with an answer, together with the last step of the effect: both are done or neither is.
+        """Finish with an answer in one statement with the effect's last step, which it is stored only with.
 
         None: the step came too late, or the database's reply was lost; the effect has to be looked at.
         """

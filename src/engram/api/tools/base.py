@@ -63,7 +63,7 @@ class Call(Generic[A]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A result that holds once `step` is done, which is kept together with the answer: both or neither.
+    """A result that holds once `step` is done; it is done in the statement that stores the answer.
 
     `otherwise` finds out what became of it, if the step came too late.
     """
