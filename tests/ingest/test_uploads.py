@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,3 +250,15 @@ def test_bytes_that_an_upload_is_about_to_refer_to_are_not_deleted(
         assert kept.read() == content
     http.delete(f"/api/knowledge/documents/{again['documentId']}")
     assert not store.exists(artifact.key)
+
+
+def test_a_gateway_that_starts_sweeps_the_drafts_of_writers_that_died(api_settings: Settings) -> None:
+    drafts = Path(api_settings.artifacts_dir or "") / ".drafts"
+    drafts.mkdir(parents=True, exist_ok=True)
+    for name, hours in (("old", 2), ("young", 0)):
+        (drafts / name).write_bytes(b"half of a document")
+        then = time.time() - 3600 * hours
+        os.utime(drafts / name, (then, then))
+    with serving(build_app(api_settings)) as url:
+        assert httpx2.get(f"{url}/health", trust_env=False).status_code == 200
+        assert [path.name for path in drafts.iterdir()] == ["young"]

@@ -12,6 +12,9 @@ from uuid import uuid4
 
 import pytest
 
+from engram.api.tools import call
+from engram.assembly.gateway import open_services
+from engram.gateway.callers import LOCAL
 from engram.kernel.errors import LimitReached, SandboxUnavailable, StateConflict
 from engram.kernel.settings import Settings
 from engram.postgres.executors import AsyncExecutor
@@ -176,6 +179,31 @@ async def test_one_that_was_failed_meanwhile_is_not_called_ready(
     with pytest.raises(SandboxUnavailable, match="took too long"):
         await making.make(db, driver, sandbox_id, WANTED, at_most=50)
     assert await reap(db, driver) == Reaped(removed=1)
+
+
+@pytest.mark.parametrize(("ended", "answered"), [("failed", None), ("deleted", "deleted")])
+async def test_with_a_key_too_one_that_was_ended_meanwhile_is_not_called_ready(
+    settings: Settings, db: AsyncExecutor, monkeypatch: pytest.MonkeyPatch, ended: str, answered: str | None
+) -> None:
+    """The last step comes too late: nothing is stored with it, and what became of it is told."""
+    async with open_services(settings) as services:
+        driver = await services.sandboxes._working_driver()
+        create = driver.create
+
+        async def slow(one: str) -> None:
+            await create(one)
+            await db.run(rows.fail(one, "left half-made") if ended == "failed" else rows.delete(one, "local"))
+
+        arguments = {"idempotency_key": "key-1"}
+        with monkeypatch.context() as patched:
+            patched.setattr(driver, "create", slow)
+            if answered is None:
+                with pytest.raises(SandboxUnavailable, match="took too long"):
+                    await call(services, "sandbox_create", arguments, LOCAL)
+            else:
+                assert (await call(services, "sandbox_create", arguments, LOCAL)).body["status"] == answered
+        again = await call(services, "sandbox_create", arguments, LOCAL)
+        assert (again.replayed, again.body["status"]) == (answered is not None, answered or "ready")
 
 
 async def test_every_change_is_in_the_table_and_no_other_is_possible(
