@@ -110,6 +110,10 @@ def _progress(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
+# In words: the bare name of a mode reads as if something were wrong.
+_IF_ONE_FAILS = {"DEGRADED": "the others go on (mode DEGRADED)", "FULL": "none is ready (mode FULL)"}
+
+
 def _welcome(stack: Stack) -> None:
     from rich.console import Console
     from rich.panel import Panel
@@ -121,7 +125,7 @@ def _welcome(stack: Stack) -> None:
     table = Table.grid(padding=(0, 2))
     rows = {
         "gateway": f"{url}  (MCP at /mcp, API at /docs)",
-        "mode": stack.settings.gateway_mode,
+        "if one fails": _IF_ONE_FAILS[stack.settings.gateway_mode],
         "PostgreSQL": "yours (POSTGRES_DSN)" if stack.settings.postgres_dsn else "embedded; `engram psql`",
         "Redis": "embedded; `engram redis-cli`" if stack.redis else "yours (REDIS_URL)",
         "memory server": stack.environment["OPENMEMORY_BASE_URL"],
