@@ -24,8 +24,7 @@ TEXT = f"A refused payment is not retried.\n\nWe saw:\n\n```\n{LOG}```\n\nSo loo
 
 @pytest.fixture
 def gateway(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    patient = replace(settings, openmemory_timeout_seconds=20, store_deadline_seconds=20)
-    with serving(build_app(replace(patient, artifacts_dir=tmp_path / "artifacts"))) as url:
+    with serving(build_app(replace(settings, artifacts_dir=tmp_path / "artifacts"))) as url:
         monkeypatch.setenv("GATEWAY_PORT", str(urlsplit(url).port))
         monkeypatch.setenv("ENGRAM_DATA_DIR", str(tmp_path))
         monkeypatch.chdir(tmp_path)

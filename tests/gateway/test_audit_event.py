@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from engram.gateway.reconcile_outbox import Reconciler
 from engram.gateway.store_reply import StoreReply, StoreRequest
 from engram.kernel.content import payload_sha
 from engram.kernel.errors import AuditWriteFailed, EngramError, OutboxEnqueueFailed
-from engram.kernel.settings import Settings
 from engram.logbook import governance, outbox
 from engram.logbook.config import Config
 from engram.postgres.executors import AsyncExecutor
@@ -54,12 +52,6 @@ def broken(dsn: str, relation: str, rule: str) -> None:
 def mended(dsn: str, relation: str) -> None:
     with connect(dsn) as connection:
         connection.execute(f"ALTER TABLE {relation} DROP CONSTRAINT broken".encode())
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """No test here waits for a deadline, so a slow machine may take its time."""
-    return replace(settings, openmemory_timeout_seconds=20, store_deadline_seconds=20)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from engram.gateway.outbox_worker import OutboxWorker
 from engram.gateway.store_reply import StoreReply, StoreRequest
 from engram.kernel.content import payload_sha
 from engram.kernel.correlation import new_correlation_id
-from engram.kernel.settings import Settings
 from engram.logbook import governance
 from engram.logbook.config import Config
 from engram.logbook.uri import validate_evidence_ref
@@ -35,12 +33,6 @@ REPLY = {
     "ok", "action", "space_written", "memory_id", "outbox_id", "correlation_id", "evidence_refs", "deduplicated",
     "message",
 }  # fmt: skip
-
-
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """No test here waits for a deadline, so a slow machine may take its time."""
-    return replace(settings, openmemory_timeout_seconds=20, store_deadline_seconds=20)
 
 
 def asked(text: str = "Deploy on Tuesdays.", **kw: Any) -> StoreRequest:

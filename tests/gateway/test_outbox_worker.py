@@ -205,7 +205,12 @@ async def test_a_refusal_of_us_is_not_a_try(worker: OutboxWorker, db, backend, d
     assert audits(dsn) == []
 
 
-SILENCE = [Order(Fault.STATUS, 502), Order(Fault.STATUS, 503), Order(Fault.HANG), Order(Fault.DROP)]
+SILENCE = [
+    Order(Fault.STATUS, 502),
+    Order(Fault.STATUS, 503),
+    pytest.param(Order(Fault.HANG), marks=pytest.mark.impatient),
+    Order(Fault.DROP),
+]
 
 
 @pytest.mark.parametrize("order", SILENCE, ids=lambda o: f"{o.fault.value}-{o.status}")
@@ -410,7 +415,10 @@ async def test_two_hours_of_outage_kill_no_row_and_count_no_try(
     assert sorted(backend.contents()) == sorted(["before the outage", *(f"fact {n}" for n in range(10))])
 
 
-@pytest.mark.parametrize("fault", [Fault.AFTER_HANG, Fault.AFTER_DROP, Fault.AFTER_500])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(Fault.AFTER_HANG, marks=pytest.mark.impatient), Fault.AFTER_DROP, Fault.AFTER_500],
+)
 async def test_a_write_that_was_applied_before_it_failed_is_not_doubled(
     worker: OutboxWorker, db, backend, dsn, fault
 ) -> None:

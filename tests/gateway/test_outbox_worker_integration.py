@@ -36,12 +36,6 @@ FACT = "Deploy on Tuesdays."
 DOWN = Order(Fault.STATUS, 500)
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """No test here waits for a deadline, so a slow machine may take its time."""
-    return replace(settings, openmemory_timeout_seconds=20, store_deadline_seconds=20)
-
-
 @pytest.fixture(autouse=True)
 def every_sum_agrees_in_the_end(config: Config) -> Iterator[None]:
     yield

@@ -107,6 +107,7 @@ async def test_a_row_that_nobody_wants_is_not_sent(
     assert backend.contents() == []
 
 
+@pytest.mark.impatient
 async def test_a_deletion_that_may_still_be_carried_out_keeps_its_lease(
     store: MemoryStore, forget: MemoryForget, eraser: Eraser, backend: Backend, dsn: str
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_record_that_is_taken_over_has_nothing_of_the_old_write(
     assert (known["kind"], known["meta_json"], known["actor_user_id"]) == ("NEW", {}, "ada")
 
 
+@pytest.mark.impatient
 async def test_an_intent_that_nobody_can_finish_does_not_hold_a_store_for_ever(
     store: MemoryStore, config: Config, dsn: str, backend: Backend
 ) -> None:
