@@ -212,7 +212,8 @@ def test_the_specifications_own_commands(stack: Up) -> None:
 def test_the_doctor_examines_every_part_and_the_invariants(stack: Up, tmp_path: Path) -> None:
     well = run_engram("doctor", env=stack.env)
     assert well.returncode == 0, well.stdout
-    for part in ("PostgreSQL", "schema", "Redis", "memory server", "gateway", "outbox"):
+    parts = ("PostgreSQL", "schema", "Redis", "memory server", "gateway", "sandboxes", "documents", "outbox")
+    for part in parts:
         assert f"✓ {part}" in well.stdout
     assert well.stdout.count("✓ invariant: ") == 7
     ill = run_engram("doctor", env=environment(ENGRAM_DATA_DIR=str(tmp_path), GATEWAY_PORT=str(free_port())))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -271,6 +272,36 @@ async def test_the_child_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     assert b"POSTGRES" not in seen["environment"]
     assert not [link for link in seen["files"] if not link.startswith("socket:")], json.dumps(seen["files"])
     assert str(1 << 30) in str(seen["limits"])
+
+
+async def test_the_first_pdf_on_a_machine_is_read_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads PDFs is unpacked where nobody else can put it, and is not left behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fresh = Parsers(at_once=1, documents_per_child=2)
+    try:
+        for _ in range(3):
+            assert await read(fresh, GOOD[media.PDF], media.PDF)
+    finally:
+        await fresh.shut()
+    assert fresh.started == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_where_pdfs_cannot_be_read_none_is_called_damaged(tmp_path: Path) -> None:
+    """No room for a temporary file, as the child sees it: other kinds are read all the same."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fresh = Parsers(at_once=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        assert await read(fresh, GOOD[media.DOCX], media.DOCX)
+        with pytest.raises(ParserDied, match="load what reads PDFs") as told:
+            await read(fresh, GOOD[media.PDF], media.PDF)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await fresh.shut()
+    assert "TMPDIR" in str(told.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -86,19 +86,23 @@ async def open_ingest(
 @asynccontextmanager
 async def open_pipeline(settings: Settings, db: AsyncExecutor) -> AsyncIterator[tuple[Pipeline, RunOnce]]:
     """Reads documents in child processes and writes their passages; and what their table needs."""
-    limits = ParserLimits(
-        memory_bytes=settings.parser_memory_mb << 20,
-        cpu_seconds=settings.parser_seconds,
-        wall_seconds=3 * settings.parser_seconds,
-    )
-    # More children than processors would only wait for each other.
-    parsers = Parsers(at_once=min(settings.ingest_concurrency, os.cpu_count() or 1), limits=limits)
+    parsers = parsers_of(settings)
     async with open_knowledge_vectors(settings, db, fills=True) as vectors:
         try:
             pipeline = DocumentPipeline(db, artifacts(settings), parsers, vectors)
             yield pipeline, KnowledgeUpkeep(dsn_of(settings), db, vectors).run_once
         finally:
             await parsers.shut()
+
+
+def parsers_of(settings: Settings) -> Parsers:
+    limits = ParserLimits(
+        memory_bytes=settings.parser_memory_mb << 20,
+        cpu_seconds=settings.parser_seconds,
+        wall_seconds=3 * settings.parser_seconds,
+    )
+    # More children than processors would only wait for each other.
+    return Parsers(at_once=min(settings.ingest_concurrency, os.cpu_count() or 1), limits=limits)
 
 
 @asynccontextmanager

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import httpx2
 
 from engram.assembly.addresses import has_memory_server, own_migrations, with_memory_server
+from engram.assembly.ingest import parsers_of
 from engram.assembly.parts import open_client
 from engram.assembly.sandboxes import sandbox_driver
 from engram.embedded import running_postgres, running_redis
-from engram.kernel.errors import EngramError
+from engram.ingest import confined, media
+from engram.ingest.parser_child import EMPTY_PDF
+from engram.kernel.errors import DocumentRefused, EngramError
 from engram.kernel.logs import redact
 from engram.kernel.settings import Settings
 from engram.logbook import governance, outbox
@@ -41,6 +44,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _looked("memory server", lambda: _memory_server(settings), "check OPENMEMORY_BASE_URL and its key")
     yield _looked("gateway", lambda: _gateway(settings), "start it with `engram up` or `engram serve`")
     yield _looked("sandboxes", lambda: _sandboxes(settings), "`docs/sandboxes.md` says what a host needs")
+    yield _looked("documents", lambda: _documents(settings), "`docs/knowledge.md` says how they are read")
     if dsn is not None:
         yield _looked("outbox", lambda: _outbox(dsn), "look with `engram psql`")
         yield from _invariants(dsn)
@@ -110,6 +114,26 @@ def _sandboxes(settings: Settings) -> str:
     if reason := asyncio.run(try_it()):
         raise EngramError(reason)
     return "this host can run them"
+
+
+def _documents(settings: Settings) -> str:
+    """Have one read, here and now, and tell what holds its reader in."""
+
+    async def try_it() -> None:
+        parsers = parsers_of(settings)
+        try:
+            await parsers.parse([EMPTY_PDF], media.PDF)
+        except DocumentRefused:
+            pass  # it was read: there is nothing in it
+        finally:
+            await parsers.shut()
+
+    asyncio.run(try_it())
+    files = (
+        "no files but its libraries" if confined.landlock_version() else "all our files (no Landlock here)"
+    )
+    calls = "no network" if confined.filters_calls() else "the network (this kernel filters no calls)"
+    return f"are read by a child that has {files} and {calls}"
 
 
 def _outbox(dsn: str) -> str:

@@ -1,9 +1,9 @@
 """Reads documents in a process of its own: files are hostile, and parsers have faults.
 
-Started by `parsing.py` with no environment, no descriptors but its pipes, and
-limits on memory, time and files. It imports nothing of engram: what it says is
-checked by the parent like any stranger's word. It serves one document after
-another, because starting takes much longer than reading a page.
+Started by `parsing.py` behind the walls of `confined.py`: no environment, no
+descriptors but its pipes, no network, no files. It imports nothing of engram: what
+it says is checked by the parent like any stranger's word. It serves one document
+after another, because starting takes much longer than reading a page.
 
 On both pipes a message is its length in four bytes, then its content. In come
 a JSON object about the document and the file's bytes in pieces, ended by an
@@ -15,18 +15,18 @@ object: `{"done": true}`, or `{"refused": why}` with one of the words that
 from __future__ import annotations
 
 import codecs
-import ctypes
 import io
 import json
 import os
 import re
 import resource
 import secrets
-import signal
 import struct
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 Block = tuple[str, int, str, int | None]
@@ -56,18 +56,35 @@ _BOMS = (
 )
 
 
+EMPTY_PDF = (
+    b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
+    b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\n"
+)
+_ready: set[str] = set()
+
+
 class Refused(Exception):
     """`args[0]` is a key of `parsing.REFUSALS`."""
 
 
+class Unprepared(Exception):
+    """PDFs cannot be read here at all, whatever is in this one."""
+
+
+def prepare() -> None:
+    """Have the library of PDFs loaded, which is unpacked to a file and loaded from there.
+
+    Behind the walls it could not be unpacked. In a folder that others may write to, as
+    the library itself would do it, anybody could put another in its place.
+    """
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="engram-parser-") as folder:
+        os.environ["TMPDIR"] = folder
+        with suppress(Refused):
+            _extracted(EMPTY_PDF, "application/pdf", None)
+            _ready.add("application/pdf")
+
+
 def main() -> None:
-    memory = int(sys.argv[1])
-    # Dies with its parent, however that dies.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     wire_in, wire_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Whatever a library prints must not end up between our messages.
     os.dup2(2, 1)
@@ -87,6 +104,8 @@ def _serve(asked: dict[str, Any], wire_in: BinaryIO, wire_out: BinaryIO) -> None
         last = {"refused": error.args[0]}
     except MemoryError:
         last = {"refused": "memory"}
+    except Unprepared:
+        last = {"refused": "unprepared"}
     _send(wire_out, last)
     wire_out.flush()
 
@@ -143,6 +162,8 @@ def _converted(content: bytes, media_type: str) -> Iterator[Block]:
 
 def _pdf(content: bytes, most_pages: int) -> Iterator[Block]:
     """Headings and paragraphs with their pages; of a page of which these lack something, its plain text."""
+    if "application/pdf" not in _ready:
+        raise Unprepared
     found = _extracted(content, "application/pdf", None)
     plain = {int(page["page_number"]): str(page["content"] or "") for page in found.pages or ()}
     if len(plain) > most_pages:
@@ -372,7 +393,3 @@ def _receive(wire: BinaryIO) -> bytes | None:
     if len(head) < 4:
         return None
     return wire.read(struct.unpack(">I", head)[0])
-
-
-if __name__ == "__main__":
-    main()

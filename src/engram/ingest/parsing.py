@@ -1,6 +1,6 @@
 """A document's text and structure, read in another process that may die of it.
 
-`Parsers` keeps a few children (`parser_child.py`) and lends each to one
+`Parsers` keeps a few children (`parser_child.py`, behind the walls of `confined.py`) and lends each to one
 document at a time. A child is replaced after some hundred documents, and at
 once after anything that was not a clean answer. Starting one takes a tenth of
 a second, reading a Markdown file of 20 KB a millisecond: that is why they
@@ -18,6 +18,7 @@ import json
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ REFUSALS = {
     "pages": "the document has too many pages; split it",
     "memory": "reading the document needs more memory than a parser may have",
 }
+_WALLS = Path(__file__).with_name("confined.py")
 _CHILD = Path(__file__).with_name("parser_child.py")
 _KINDS = frozenset({"heading", "text", "table", "code"})
 _SPAN = struct.Struct(">I")
@@ -118,11 +120,11 @@ class _Child:
     async def start(cls, limits: Limits) -> _Child:
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", str(_CHILD), str(limits.memory_bytes),
+                sys.executable, "-I", str(_WALLS), str(limits.memory_bytes), str(_CHILD),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={},
+                env={"TMPDIR": tempfile.gettempdir()},
                 cwd="/",
                 start_new_session=True,
             )  # fmt: skip
@@ -168,7 +170,14 @@ class _Child:
                 blocks.extend(_block(entry) for entry in message)
                 continue
             self.answered = True
-            if why := message.get("refused"):
+            why = message.get("refused")
+            if why == "unprepared":
+                raise ParserDied(
+                    "the parser cannot load what reads PDFs",
+                    hint="it needs 8 MB in the folder for temporary files, and may not be forbidden to"
+                    " run what is there: TMPDIR=... names another folder",
+                )
+            if why:
                 raise DocumentRefused(REFUSALS.get(str(why), REFUSALS["corrupt"]))
             return blocks
 

@@ -1,0 +1,136 @@
+"""The walls around the reader of documents, tried from the inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engram.ingest import confined
+
+WALLS = Path(confined.__file__)
+MEMORY = 1 << 30
+NUMBER = confined._DENIED[platform.machine()]
+# Each runs by itself with `given`, and returns for success.
+ATTEMPTS = {
+    "a file of this machine": "open('/etc/passwd').read()",
+    "a file of ours": "open(given['file']).read()",
+    "the names in a folder of ours": "os.listdir(given['folder'])",
+    "the environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+    "its own memory by its file": "open('/proc/self/mem', 'rb')",
+    "a file to write": "open(given['folder'] + '/new', 'x')",
+    "a file to cut": "os.truncate(given['file'], 0)",
+    "a file to remove": "os.remove(given['file'])",
+    "a file to rename": "os.rename(given['file'], given['file'] + '2')",
+    "a link": "os.symlink('/', given['folder'] + '/link')",
+    "a folder": "os.mkdir(given['folder'] + '/new')",
+    "a connection": "socket.create_connection(('127.0.0.1', given['port']), 5)",
+    "a datagram": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "a socket of this machine": "socket.socket(socket.AF_UNIX)",
+    "a raw socket": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "a child": "os.fork() or os._exit(0)",
+    "a child by the newer call": "called(435, struct.pack('11Q', 0, 0, 0, 0, 17, *[0] * 6), 88) or os._exit(0)",
+    "a file among the libraries": "open(sys.prefix + '/written-by-a-parser', 'x')",
+    "another program": "subprocess.run(['/bin/true'])",
+    "to become another program": "os.execv('/bin/true', ['true'])",
+    "a program without a fork": "os.posix_spawn('/bin/true', ['true'], {})",
+    "a signal to the parent": "os.kill(os.getppid(), 0)",
+    "a signal by descriptor": "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
+    "the memory of the parent": f"called({NUMBER['ptrace']}, 16, os.getppid(), 0, 0)",
+    "more memory": "bytearray(2 << 30)",
+    "more memory, by its own leave": "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))",
+    "a new user and network": f"called({NUMBER['unshare']}, 0x50000000)",
+    "a ring of calls": "called(425, 4, bytes(120))",
+}
+if platform.machine() == "x86_64":
+    ATTEMPTS["a call by its other number"] = "called(0x40000000 | 41, 2, 1, 0)"
+REFUSED = ("PermissionError", "MemoryError", "ValueError", "OSError")
+PROBE = """
+import ctypes, json, os, resource, signal, socket, struct, subprocess, sys
+def called(number, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+def prepare():
+    pass
+def main():
+    asked = json.load(sys.stdin)
+    try:
+        exec(asked["attempt"], {**globals(), "given": asked["given"]})
+    except (OSError, MemoryError, ValueError) as error:
+        print(json.dumps(type(error).__name__))
+    else:
+        print(json.dumps("did it"))
+if __name__ == "__main__":
+    main()
+"""
+
+
+def tried(program: Path, attempt: str, given: dict[str, Any], *, walls: bool) -> str:
+    command = [sys.executable, "-I", *([str(WALLS), str(MEMORY)] if walls else []), str(program)]
+    asked = json.dumps({"attempt": attempt, "given": given})
+    ran = subprocess.run(
+        command, input=asked, capture_output=True, text=True, timeout=60, env={}, check=False
+    )
+    return json.loads(ran.stdout) if ran.stdout else f"ended by {ran.returncode}"
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    (folder / "file").write_text("a secret")
+    return {"folder": str(folder), "file": str(folder / "file")}
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    path = tmp_path / "probe.py"
+    path.write_text(PROBE)
+    return path
+
+
+@pytest.mark.parametrize("what", ATTEMPTS)
+def test_what_reading_does_not_need_is_refused(probe: Path, given: dict[str, Any], what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given["port"] = server.getsockname()[1]
+        told = tried(probe, ATTEMPTS[what], given, walls=True)
+    assert told in (*REFUSED, "ended by -31"), f"{what}: {told}"
+    assert Path(given["file"]).read_text() == "a secret"
+    assert os.listdir(given["folder"]) == ["file"]
+    assert not Path(sys.prefix, "written-by-a-parser").exists()
+
+
+@pytest.mark.parametrize(
+    "what", ["a file of ours", "a file to write", "a connection", "a child", "another program", "more memory"]
+)
+def test_without_the_walls_it_would_succeed(probe: Path, given: dict[str, Any], what: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given["port"] = server.getsockname()[1]
+        assert tried(probe, ATTEMPTS[what], given, walls=False) == "did it"
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "import threading; t = threading.Thread(target=int); t.start(); t.join()",
+        "import kreuzberg; kreuzberg.extract_bytes_sync(b'a', 'text/plain')",
+        "import zoneinfo, encodings.gb18030",
+        "os.getrandom(8)",
+        "socket.socketpair()",
+    ],
+)
+def test_what_reading_needs_is_left(probe: Path, attempt: str) -> None:
+    assert tried(probe, attempt, {}, walls=True) == "did it"
+
+
+def test_the_walls_of_this_machine_are_told() -> None:
+    assert confined.landlock_version() >= 1
+    assert confined.filters_calls()
