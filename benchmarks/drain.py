@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.bare import drain as bare
@@ -13,6 +14,7 @@ from engram.logbook import outbox
 from engram.logbook.config import Config
 from engram.logbook.connection import close, run
 from engram.logbook.outbox import Sent
+from engram.postgres.query import Query
 
 ROWS = 20_000
 BATCH = 500
@@ -34,7 +36,7 @@ def drain(dsn: str, batch: int, *, audited: bool, worker: str = "w1") -> int:
     return done
 
 
-def _unaudited(worker: str, sent: list[Sent]):
+def _unaudited(worker: str, sent: list[Sent]) -> Query[set[int]]:
     return outbox._ack(worker, sent, outbox._ids, audited=False)
 
 
@@ -43,7 +45,7 @@ def drain_with_two(dsn: str, batch: int) -> int:
         return sum(threads.map(lambda n: drain(dsn, batch, audited=True, worker=f"w{n}"), range(2)))
 
 
-def rate(server: EmbeddedPostgres, work, rows: int = ROWS) -> float:
+def rate(server: EmbeddedPostgres, work: Callable[[str], int], rows: int = ROWS) -> float:
     with fresh_database(server) as dsn:
         fill(dsn, rows)
         started = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from benchmarks.bare import enqueue as bare
 from benchmarks.measuring import alternate, database_server, fresh_database, median, told, verdict
@@ -22,7 +23,7 @@ def enqueue(dsn: str, texts: list[str]) -> None:
     close(config)
 
 
-def rate(server: EmbeddedPostgres, work) -> float:
+def rate(server: EmbeddedPostgres, work: Callable[[str, list[str]], object]) -> float:
     texts = [f"fact {n} about the webhook" for n in range(ROWS)]
     with fresh_database(server) as dsn:
         started = time.perf_counter()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import resource
 import subprocess
@@ -29,6 +30,8 @@ from engram.assembly.parts import artifacts, open_executor
 from engram.assembly.queues import open_queue
 from engram.embedded import EmbeddedPostgres, EmbeddedRedis
 from engram.ingest import parsing, tasks
+from engram.ingest.queue import Queue
+from engram.ingest.redis_queue import RedisQueue
 from engram.ingest.seam import Lease, Work
 from engram.ingest.uploads import Uploads
 from engram.kernel.runloop import run_together
@@ -53,12 +56,17 @@ def settings_on(server: EmbeddedPostgres, redis: EmbeddedRedis, folder: Path) ->
         yield replace(Settings.load({}), postgres_dsn=dsn, redis_url=redis.url(), data_dir=folder)
 
 
+def redis_of(queue: Queue) -> RedisQueue:
+    assert isinstance(queue, RedisQueue)
+    return queue
+
+
 async def _enqueue(settings: Settings, count: int) -> None:
     async with (
         open_executor(settings, "bench") as db,
         open_queue(settings, db) as queue,
     ):
-        await (await queue._client()).flushall()
+        await (await redis_of(queue)._client()).flushall()
         for start in range(0, count, 1000):
             given = [
                 (uuid4(), uuid4(), hashlib.sha256(str(number).encode()).hexdigest())
@@ -78,7 +86,8 @@ async def _drain(settings: Settings, pipeline: NoOp | None = None) -> None:
                 await asyncio.sleep(0.02)
             stop.set()
 
-        await parts.reclaimer.beat()
+        if parts.reclaimer is not None:
+            await parts.reclaimer.beat()
         loops = parts.loops(settings, stop)
         await run_together(*loops, parts.worker.finish(), watch(), stop=stop, patience_seconds=30)
 
@@ -122,7 +131,7 @@ async def _upload(settings: Settings, count: int) -> None:
         open_executor(settings, "bench") as db,
         open_queue(settings, db) as queue,
     ):
-        await (await queue._client()).flushall()
+        await (await redis_of(queue)._client()).flushall()
         uploads = Uploads(
             db,
             artifacts(settings),
@@ -131,9 +140,7 @@ async def _upload(settings: Settings, count: int) -> None:
             detect=lambda head, name: "text/markdown",
         )
         for number in range(count):
-            with tempfile.SpooledTemporaryFile() as file:
-                file.write(document(number))
-                file.seek(0)
+            with io.BytesIO(document(number)) as file:
                 async with uploads.keep(file, f"{number}.md") as kept:
                     await uploads.enter("bench", kept, None)
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -127,7 +127,7 @@ def bare(dsn: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield url, {}
 
 
-def request(path: str, body: dict[str, object], headers: dict[str, str]) -> bytes:
+def request(path: str, body: Mapping[str, object], headers: dict[str, str]) -> bytes:
     raw = json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import mcp_types as types
@@ -15,7 +16,10 @@ from starlette.routing import Route
 
 from benchmarks.bare.composite import memory_query, memory_store, pool, port
 
-TOOLS = {"memory_store": memory_store, "memory_query": memory_query}
+TOOLS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+    "memory_store": memory_store,
+    "memory_query": memory_query,
+}
 
 
 async def call_tool(_: Any, params: Any) -> types.CallToolResult:

@@ -10,7 +10,8 @@ import httpx2
 
 async def deliver(url: str, api_key: str, memories: Iterable[tuple[str, str, str]], concurrency: int) -> int:
     """Adds every `(content, space, sha)`; answers how many the server took."""
-    waiting, ids = iter(memories), []
+    waiting = iter(memories)
+    ids: list[str] = []
     limits = httpx2.Limits(max_connections=64, max_keepalive_connections=32, keepalive_expiry=30)
     async with httpx2.AsyncClient(
         base_url=url, headers={"x-api-key": api_key}, limits=limits, timeout=5, trust_env=False

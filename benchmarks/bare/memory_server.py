@@ -43,7 +43,7 @@ async def add(asked: dict[str, Any], request: Request) -> dict[str, Any]:
     )
     async with pool.connection() as connection:
         cursor = await connection.execute(query.statement.text, query.params)
-        added = query.read(await cursor.fetchall())
+        added = query.read(await cursor.fetchall())  # type: ignore[arg-type]  # the pool makes mappings
     return {"id": str(added.id), "primary_sector": "semantic", "sectors": ["semantic"]}
 
 

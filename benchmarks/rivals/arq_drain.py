@@ -11,7 +11,7 @@ from arq.connections import RedisSettings
 from arq.worker import Worker
 
 
-async def noop(context: dict) -> int:
+async def noop(context: dict[str, object]) -> int:
     return 1
 
 
