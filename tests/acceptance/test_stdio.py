@@ -35,13 +35,14 @@ from support.backend import Backend
 from support.faults import Fault, FaultyServer, Order
 from support.parts import used
 from support.plain_server import PlainServer
-from support.processes import answers, environment, eventually, run_engram, started
+from support.processes import PATIENCE, answers, ended, environment, eventually, run_engram, started
 from support.serving import serving
 from support.stdio import PROGRAM, by_hand, client
 
 pytestmark = pytest.mark.crash
 
 ERAS = ["legacy", "2026-07-28"]
+# What clients allow before they kill.
 ENDS_WITHIN = 2.0
 
 
@@ -233,7 +234,7 @@ def test_nothing_but_the_protocol_is_on_standard_output(
         heard = mcp.hear()
         assert heard["id"] == 3
         assert [tool["name"] for tool in heard["result"]["tools"]] == list(TOOLS)
-        rest, _ = mcp.process.communicate(timeout=ENDS_WITHIN)
+        rest, _ = mcp.process.communicate(timeout=PATIENCE)
     assert rest == b""
     assert mcp.process.returncode == 0
     assert "no gateway answers" in log.read_text()
@@ -243,7 +244,7 @@ def test_the_end_of_its_input_ends_it_at_once(env: dict[str, str], log: Path) ->
     with by_hand(env, log) as mcp:
         mcp.shake_hands()
         mcp.process.stdin.close()
-        assert mcp.process.wait(ENDS_WITHIN) == 0
+        assert ended(mcp.process, ENDS_WITHIN) == 0
     assert "Traceback" not in log.read_text()
 
 
@@ -257,7 +258,7 @@ def test_the_end_of_its_input_ends_it_with_a_call_on_its_way(
         mcp.call(1, "memory_store", payload_md="On its way.")
         eventually(lambda: "POST /memory/add" in backend.faults.calls, "the call at the memory server")
         mcp.process.stdin.close()
-        assert mcp.process.wait(ENDS_WITHIN) == 0
+        assert ended(mcp.process, ENDS_WITHIN) == 0
         backend.faults.let_go.set()
         eventually(lambda: backend.contents() == ["On its way."], "the write")
     assert "Traceback" not in log.read_text()
@@ -268,7 +269,7 @@ def test_a_signal_ends_it_at_once(env: dict[str, str], log: Path, number: signal
     with by_hand(env, log) as mcp:
         mcp.shake_hands()
         mcp.process.send_signal(number)
-        assert mcp.process.wait(ENDS_WITHIN) == 0
+        assert ended(mcp.process, ENDS_WITHIN) == 0
     assert "Traceback" not in log.read_text()
 
 
@@ -280,7 +281,7 @@ def test_a_broken_pipe_ends_it_without_a_trace(env: dict[str, str], log: Path, a
         mcp.call(1, "memory_query", query="x")
         if and_input_ends:
             mcp.process.stdin.close()
-        assert mcp.process.wait(ENDS_WITHIN) == 0
+        assert ended(mcp.process, ENDS_WITHIN) == 0
     assert "Traceback" not in log.read_text()
     assert "Error" not in log.read_text()
 
@@ -294,7 +295,7 @@ def test_a_client_that_does_not_listen_does_not_keep_it(
         for number in range(1, 40):
             mcp.say({"jsonrpc": "2.0", "id": number, "method": "tools/list"})
         mcp.process.stdin.close()
-        assert mcp.process.wait(ENDS_WITHIN) == 0
+        assert ended(mcp.process, ENDS_WITHIN) == 0
 
 
 @pytest.mark.parametrize(
@@ -387,7 +388,7 @@ def test_what_mcp_config_prints_really_runs(env: dict[str, str], log: Path) -> N
         with by_hand(env, log, words) as mcp:
             assert mcp.shake_hands()["result"]["serverInfo"]["name"] == "engram"
             mcp.process.stdin.close()
-            assert mcp.process.wait(ENDS_WITHIN) == 0
+            assert ended(mcp.process, ENDS_WITHIN) == 0
 
 
 def printed_commands(env: dict[str, str]) -> Iterator[list[str]]:

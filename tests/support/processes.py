@@ -59,6 +59,20 @@ def started(*arguments: str, env: Mapping[str, str], log: Path) -> Iterator[subp
                 process.wait()
 
 
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Its exit code, or None if it still runs after so many seconds.
+
+    Only time in which this process ran too counts: a machine that stands still delays
+    both, and says nothing of how long the other takes.
+    """
+    step = 0.01
+    for _ in range(round(seconds / step)):
+        if process.poll() is not None:
+            break
+        time.sleep(step)
+    return process.poll()
+
+
 def eventually(look: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
     """Poll until `look` answers something true; fail saying what was waited for."""
     give_up = time.monotonic() + seconds
@@ -71,6 +85,6 @@ def eventually(look: Callable[[], T | None], what: str, seconds: float = PATIENC
 
 def answers(url: str) -> bool:
     try:
-        return httpx2.get(url, trust_env=False, timeout=2).status_code == 200
+        return httpx2.get(url, trust_env=False, timeout=10).status_code == 200
     except httpx2.HTTPError:
         return False
