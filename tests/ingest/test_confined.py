@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ ATTEMPTS = {
     "a file to cut": "os.truncate(given['file'], 0)",
     "a file to remove": "os.remove(given['file'])",
     "a file to rename": "os.rename(given['file'], given['file'] + '2')",
+    "the folder of its preparation": "os.mkdir(folder)",
     "a link": "os.symlink('/', given['folder'] + '/link')",
     "a folder": "os.mkdir(given['folder'] + '/new')",
     "a connection": "socket.create_connection(('127.0.0.1', given['port']), 5)",
@@ -53,29 +55,38 @@ if platform.machine() == "x86_64":
     ATTEMPTS["a call by its other number"] = "called(0x40000000 | 41, 2, 1, 0)"
 REFUSED = ("PermissionError", "MemoryError", "ValueError", "OSError")
 PROBE = """
-import ctypes, json, os, resource, signal, socket, struct, subprocess, sys
+import ctypes, json, os, resource, signal, socket, struct, subprocess, sys, threading
 def called(number, *arguments):
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(number, *arguments) < 0:
         raise OSError(ctypes.get_errno(), "refused")
-def prepare():
-    pass
-def main():
-    asked = json.load(sys.stdin)
+def prepare(folder):
+    asked.update(json.load(sys.stdin), folder=folder)
+    waiting.start()
+def attempt():
     try:
-        exec(asked["attempt"], {**globals(), "given": asked["given"]})
+        exec(asked["attempt"], {**globals(), **asked})
     except (OSError, MemoryError, ValueError) as error:
         print(json.dumps(type(error).__name__))
     else:
         print(json.dumps("did it"))
+def main():
+    if asked["by"] == "an older thread":
+        go.set()
+        waiting.join()
+    else:
+        attempt()
+asked, go = {}, threading.Event()
+waiting = threading.Thread(target=lambda: (go.wait(), attempt()), daemon=True)
 if __name__ == "__main__":
+    asked.update(json.load(sys.stdin))
     main()
 """
 
 
-def tried(program: Path, attempt: str, given: dict[str, Any], *, walls: bool) -> str:
+def tried(program: Path, attempt: str, given: dict[str, Any], *, walls: bool = True, by: str = "main") -> str:
     command = [sys.executable, "-I", *([str(WALLS), str(MEMORY)] if walls else []), str(program)]
-    asked = json.dumps({"attempt": attempt, "given": given})
+    asked = json.dumps({"attempt": attempt, "given": given, "by": by})
     ran = subprocess.run(
         command, input=asked, capture_output=True, text=True, timeout=60, env={}, check=False
     )
@@ -97,11 +108,14 @@ def probe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("by", ["main", "an older thread"])
 @pytest.mark.parametrize("what", ATTEMPTS)
-def test_what_reading_does_not_need_is_refused(probe: Path, given: dict[str, Any], what: str) -> None:
+def test_what_reading_does_not_need_is_refused(
+    probe: Path, given: dict[str, Any], what: str, by: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         given["port"] = server.getsockname()[1]
-        told = tried(probe, ATTEMPTS[what], given, walls=True)
+        told = tried(probe, ATTEMPTS[what], given, by=by)
     assert told in (*REFUSED, "ended by -31"), f"{what}: {told}"
     assert Path(given["file"]).read_text() == "a secret"
     assert os.listdir(given["folder"]) == ["file"]
@@ -128,7 +142,16 @@ def test_without_the_walls_it_would_succeed(probe: Path, given: dict[str, Any], 
     ],
 )
 def test_what_reading_needs_is_left(probe: Path, attempt: str) -> None:
-    assert tried(probe, attempt, {}, walls=True) == "did it"
+    assert tried(probe, attempt, {}) == "did it"
+
+
+def test_a_machine_without_room_has_no_folder_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: str) -> str:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with confined._passing_folder() as folder, pytest.raises(NotADirectoryError):
+        os.makedirs(folder)
 
 
 def test_the_walls_of_this_machine_are_told() -> None:

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -255,7 +257,7 @@ async def test_the_child_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("POSTGRES_DSN", "postgresql://secret@db/engram")
     fresh = Parsers()
     others = children()
-    seen: dict[str, object] = {}
+    seen: dict[str, Any] = {}
 
     def looking() -> Iterator[bytes]:
         yield MORE_THAN_A_PIPE
@@ -264,14 +266,19 @@ async def test_the_child_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) ->
         links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
         seen["files"] = [link for link in links if not link.startswith(("pipe:", "/dev/null", "anon_inode:"))]
         seen["limits"] = Path(f"/proc/{pid}/limits").read_text()
+        threads = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        seen["walls"] = [re.findall(r"(NoNewPrivs|Seccomp):\t(\d)", status) for status in threads]
 
     try:
+        await fresh.parse([GOOD[media.PDF]], media.PDF)
         await fresh.parse(looking(), media.MARKDOWN)
     finally:
         await fresh.shut()
     assert b"POSTGRES" not in seen["environment"]
     assert not [link for link in seen["files"] if not link.startswith("socket:")], json.dumps(seen["files"])
     assert str(1 << 30) in str(seen["limits"])
+    assert len(seen["walls"]) > 1, "its libraries have threads of their own"
+    assert all(walls == [("NoNewPrivs", "1"), ("Seccomp", "2")] for walls in seen["walls"]), seen["walls"]
 
 
 async def test_the_first_pdf_on_a_machine_is_read_and_leaves_nothing(

@@ -2,12 +2,14 @@
 
     python -I confined.py BYTES_OF_MEMORY FILE
 
-FILE has two functions: `prepare()` is called before the walls are up and sees nothing
-hostile yet, `main()` is called behind them. Limits hold memory, files and core dumps.
-Landlock lets it read Python and the system's libraries, and nothing else of the disk.
-A filter on system calls takes away sockets, other programs, children, and a hand on any
-other process. All of it is for good: what `main` runs, even code that a document
-smuggled in, cannot undo it.
+Limits hold memory, files and core dumps. Landlock lets it read Python and the system's
+libraries, and nothing else of the disk. A filter on system calls takes away sockets,
+other programs, children, and a hand on any other process. All of it is for good: what
+FILE runs, even code that a document smuggled in, cannot undo it.
+
+FILE has two functions. `prepare(folder)` may write to a folder, which is gone, and
+nothing can be written any more, when `main()` is called. The walls are up before either:
+they hold for a thread and those that it starts, and libraries start threads.
 
 A kernel without Landlock or without filters leaves that wall out and the others up;
 `engram doctor` tells which stand. It imports nothing of engram, so that a child starts
@@ -22,10 +24,13 @@ import importlib.util
 import os
 import platform
 import resource
+import shutil
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
@@ -76,13 +81,41 @@ def main() -> None:
     # Dies with its parent, however that dies.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    program = _loaded(path)
-    program.prepare()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with _passing_folder() as folder:
+        close_in([sys.prefix, sys.base_prefix, path, *_SYSTEM], folder)
+        program = _loaded(path)
+        program.prepare(folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    close_in([sys.prefix, sys.base_prefix, *_SYSTEM])
     program.main()
+
+
+@contextmanager
+def _passing_folder() -> Iterator[str]:
+    """A private folder that is removed at the end, or if this process dies.
+
+    By another process, which stays outside: from behind the walls it could only be emptied.
+    Where none can be made, there is none, and `prepare` will find out.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="engram-parser-")
+    except OSError:
+        yield "/dev/null/none"
+        return
+    waits, ends = os.pipe()
+    remover = os.fork()
+    if not remover:
+        os.close(ends)
+        os.read(waits, 1)
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+    os.close(waits)
+    try:
+        yield folder
+    finally:
+        os.close(ends)
+        os.waitpid(remover, 0)
 
 
 def _loaded(path: str) -> Any:
@@ -94,12 +127,12 @@ def _loaded(path: str) -> Any:
     return program
 
 
-def close_in(readable: Iterable[str]) -> None:
+def close_in(readable: Iterable[str], writable: str) -> None:
     """Both walls, as far as this kernel has them."""
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     version = landlock_version()
     if version:
-        _forbid_files_except(readable, version)
+        _forbid_files_except(readable, writable, version)
     if platform.machine() in _DENIED:
         _forbid_calls(platform.machine())
 
@@ -115,7 +148,7 @@ def filters_calls() -> bool:
     return platform.machine() in _DENIED and refused
 
 
-def _forbid_files_except(readable: Iterable[str], version: int) -> None:
+def _forbid_files_except(readable: Iterable[str], writable: str, version: int) -> None:
     handled = (1 << _FILE_ACCESSES.get(version, _ALL_FILE_ACCESSES)) - 1
     asked = struct.pack("=Q", handled)
     if version >= 4:
@@ -125,17 +158,17 @@ def _forbid_files_except(readable: Iterable[str], version: int) -> None:
     rules = _libc.syscall(_CREATE_RULESET, asked, ctypes.c_size_t(len(asked)), 0)
     _require(rules >= 0, "Landlock")
     for path in readable:
-        _let_read(rules, path)
+        _let(rules, path, _READ_FILE | _READ_FOLDER if os.path.isdir(path) else _READ_FILE)
+    _let(rules, writable, handled)
     _require(_libc.syscall(_RESTRICT_SELF, rules, 0) == 0, "Landlock")
     os.close(rules)
 
 
-def _let_read(rules: int, path: str) -> None:
+def _let(rules: int, path: str, access: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # not on this machine
-    access = _READ_FILE | _READ_FOLDER if os.path.isdir(path) else _READ_FILE
     rule = struct.pack("=Qi", access, place)
     _require(_libc.syscall(_ADD_RULE, rules, _BENEATH, rule, 0) == 0, "Landlock")
     os.close(place)

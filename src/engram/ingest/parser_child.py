@@ -23,7 +23,6 @@ import resource
 import secrets
 import struct
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -71,17 +70,16 @@ class Unprepared(Exception):
     """PDFs cannot be read here at all, whatever is in this one."""
 
 
-def prepare() -> None:
+def prepare(folder: str) -> None:
     """Have the library of PDFs loaded, which is unpacked to a file and loaded from there.
 
-    Behind the walls it could not be unpacked. In a folder that others may write to, as
-    the library itself would do it, anybody could put another in its place.
+    In a folder that others may write to, as the library itself would do it, anybody
+    could put another in its place.
     """
-    with suppress(OSError), tempfile.TemporaryDirectory(prefix="engram-parser-") as folder:
-        os.environ["TMPDIR"] = folder
-        with suppress(Refused):
-            _extracted(EMPTY_PDF, "application/pdf", None)
-            _ready.add("application/pdf")
+    os.environ["TMPDIR"] = folder
+    with suppress(Refused):
+        _extracted(EMPTY_PDF, "application/pdf", None)
+        _ready.add("application/pdf")
 
 
 def main() -> None:
