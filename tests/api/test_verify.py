@@ -36,6 +36,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield redis.url()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is broken fails; not what a slow machine takes its time over."""
+    monkeypatch.setattr("engram.gateway.capabilities.LOOK_SECONDS", 30.0)
+    monkeypatch.setattr("engram.gateway.redis_probe.PING_SECONDS", 30.0)
+
+
 @pytest.fixture
 def whole(settings: Settings, redis_url: str, config: Config, tmp_path: Path) -> Settings:
     """A gateway in FULL mode that lacks nothing."""

@@ -621,7 +621,7 @@ async def test_a_row_that_waited_long_for_its_slot_renews_before_it_is_sent(
     db, backend, settings, dsn
 ) -> None:
     """Its call would not fit into what is left of half the lease."""
-    short = replace(settings, outbox_batch_size=1, outbox_lease_seconds=2, openmemory_timeout_seconds=30.0)
+    short = replace(settings, outbox_batch_size=1, outbox_lease_seconds=4, openmemory_timeout_seconds=30.0)
     async with open_client(short) as client:
         worker = OutboxWorker(db, client, short, worker_id="w1")
         await parked(db, "one", "two")

@@ -692,7 +692,7 @@ async def test_an_answer_that_is_not_json_is_not_half_saved(service: Idempotency
 
 
 async def test_the_lease_is_renewed_while_the_effect_runs(db: AsyncExecutor, dsn: str) -> None:
-    service = IdempotencyService(db, lease_seconds=0.6, wait_seconds=0)
+    service = IdempotencyService(db, lease_seconds=3.0, wait_seconds=0)
     seen: set[Any] = set()
 
     def renewed_thrice() -> bool:
@@ -708,7 +708,7 @@ async def test_the_lease_is_renewed_while_the_effect_runs(db: AsyncExecutor, dsn
 
 
 async def test_renewal_survives_a_broken_connection(db: AsyncExecutor, dsn: str) -> None:
-    service = IdempotencyService(db, lease_seconds=0.6)
+    service = IdempotencyService(db, lease_seconds=3.0)
     async with block(service):
         before = row(dsn)["locked_at"]
         kick_out(dsn)

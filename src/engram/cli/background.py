@@ -27,7 +27,7 @@ from engram.kernel.settings import Settings
 from engram.web.guards import is_loopback
 
 READY_SECONDS = 60.0
-PROBE_SECONDS = 2.0
+PROBE_SECONDS = 5.0
 # Few and far between: each look is a call of the memory server.
 SETTLE_TRIES, SETTLE_SECONDS = 10, 0.5
 

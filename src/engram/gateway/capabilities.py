@@ -69,12 +69,12 @@ class Gatekeeper:
         *,
         mode: str,
         skipped: Iterable[str] = (),
-        look_seconds: float = LOOK_SECONDS,
+        look_seconds: float | None = None,
     ) -> None:
         self._looks = looks
         self._mode = mode
         self._skipped = frozenset(skipped)
-        self._look_seconds = look_seconds
+        self._look_seconds = look_seconds or LOOK_SECONDS
         self._under_way: dict[str, asyncio.Task[Finding]] = {}
 
     async def verify(self, skip: Iterable[str] = (), mode: str | None = None) -> Verdict:
