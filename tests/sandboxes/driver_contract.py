@@ -21,10 +21,20 @@ from uuid import uuid4
 
 import pytest
 
+from engram.kernel import seccomp
 from engram.kernel.errors import ArtifactTooLarge, EngramError, InputError, NotFound, StateConflict
 from engram.sandboxes.driver import Command, Driver, Ended, Output
 
 PATIENCE = 20.0
+REACHING_OUT = [
+    "resource.prlimit(pid, resource.RLIMIT_NOFILE, (200, 200))",
+    "resource.prlimit(pid, resource.RLIMIT_CPU)",
+    "os.sched_setaffinity(pid, os.sched_getaffinity(0))",
+    "os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))",
+    "os.sched_setparam(pid, os.sched_param(0))",
+    "os.setpriority(os.PRIO_PROCESS, pid, 19)",
+    "ioprio_set(1, pid)",
+]
 
 
 @dataclass
@@ -297,6 +307,38 @@ class DriverContract:
             sleeper.kill()
             await sleeper.wait()
 
+    @pytest.mark.parametrize("what", REACHING_OUT)
+    async def test_others_can_be_neither_limited_nor_slowed(
+        self, driver: Driver, box: str, what: str
+    ) -> None:
+        """Those that run the command, and with them every other; of itself it may ask it all."""
+        program = (
+            "import ctypes, os, resource, sys\n"
+            "def ioprio_set(which, who):\n"
+            f"    if ctypes.CDLL(None).syscall({seccomp.number('ioprio_set')}, which, who, 0x4007) < 0:\n"
+            "        raise PermissionError\n"
+            "def parent(pid):\n"
+            "    return int(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1])\n"
+            "def attempt(pid):\n"
+            f"    {what}\n"
+            "attempt(0)\n"
+            "above = os.getppid()\n"
+            "for pid in (above, os.getpgid(above), *map(int, sys.argv[1:])):\n"
+            "    try:\n"
+            "        attempt(pid)\n"
+            "    except PermissionError:\n"
+            "        continue\n"
+            "    sys.exit(f'{pid} was reached')\n"
+        )
+        done = await run(driver, box, "python", "-c", program, str(os.getpid()))
+        assert done.code == 0, done.stderr
+        assert (await run(driver, box, "true")).code == 0
+
+    @pytest.mark.parametrize("kind", ["os.PRIO_PGRP", "os.PRIO_USER"])
+    async def test_a_group_or_a_user_cannot_be_slowed(self, driver: Driver, box: str, kind: str) -> None:
+        done = await python(driver, box, f"import os; os.setpriority({kind}, 0, 19)")
+        assert b"PermissionError" in done.stderr
+
     async def test_a_fork_bomb_stops_at_the_limit_and_ends_with_its_time(
         self, driver: Driver, box: str
     ) -> None:
@@ -334,6 +376,22 @@ class DriverContract:
     async def test_memory_is_limited(self, driver: Driver, box: str) -> None:
         assert (await python(driver, box, "len(bytearray(30 << 20))")).code == 0
         assert (await python(driver, box, "print(len(bytearray(400 << 20)))")).code != 0
+
+    async def test_memory_that_is_shared_is_limited_too_and_is_not_taken_for_disk(
+        self, driver: Driver, box: str
+    ) -> None:
+        program = (
+            "import mmap\n"
+            "held = [mmap.mmap(-1, 30 << 20) for _ in range(9)]\n"
+            "for each in held:\n"
+            "    for at in range(0, 30 << 20, 4096):\n"
+            "        each[at] = 1\n"
+            "print('all of it')\n"
+        )
+        for _ in range(4):
+            done = await python(driver, box, program)
+            assert (done.stdout, done.ended.ended_by) == (b"", None)
+            assert done.code != 0
 
     async def test_processor_time_is_limited_for_all_processes_together(
         self, driver: Driver, box: str

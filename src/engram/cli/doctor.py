@@ -15,6 +15,7 @@ from engram.assembly.sandboxes import sandbox_driver
 from engram.embedded import running_postgres, running_redis
 from engram.ingest import confined, media
 from engram.ingest.parser_child import EMPTY_PDF
+from engram.kernel import seccomp
 from engram.kernel.errors import DocumentRefused, EngramError
 from engram.kernel.logs import redact
 from engram.kernel.settings import Settings
@@ -132,7 +133,7 @@ def _documents(settings: Settings) -> str:
     files = (
         "no files but its libraries" if confined.landlock_version() else "all our files (no Landlock here)"
     )
-    calls = "no network" if confined.filters_calls() else "the network (this kernel filters no calls)"
+    calls = "no network" if seccomp.available() else "the network (this kernel filters no calls)"
     return f"are read by a child that has {files} and {calls}"
 
 

@@ -4,16 +4,17 @@
 
 Limits hold memory, files and core dumps. Landlock lets it read Python and the system's
 libraries, and nothing else of the disk. A filter on system calls takes away sockets,
-other programs, children, and a hand on any other process. All of it is for good: what
-FILE runs, even code that a document smuggled in, cannot undo it.
+other programs, children, a hand on any other process, and whatever outlives this one.
+All of it is for good: what FILE runs, even code that a document smuggled in, cannot
+undo it.
 
 FILE has two functions. `prepare(folder)` may write to a folder, which is gone, and
 nothing can be written any more, when `main()` is called. The walls are up before either:
 they hold for a thread and those that it starts, and libraries start threads.
 
 A kernel without Landlock or without filters leaves that wall out and the others up;
-`engram doctor` tells which stand. It imports nothing of engram, so that a child starts
-in a tenth of a second.
+`engram doctor` tells which stand. It imports next to nothing of engram, so that a child
+starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import ctypes
 import errno
 import importlib.util
 import os
-import platform
 import resource
 import shutil
 import signal
@@ -33,34 +33,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+from engram.kernel import seccomp
+from engram.kernel.seccomp import Call
 
-# What reading a document never needs. Threads are made by `clone`, which is looked at more closely;
-# `clone3` hides its flags from a filter, and the C library goes back to `clone` without it.
-_DENIED = {
-    "x86_64": {
-        "socket": 41, "connect": 42, "sendto": 44, "bind": 49, "fork": 57, "vfork": 58, "execve": 59,
-        "kill": 62, "ptrace": 101, "mount": 165, "tkill": 200, "add_key": 248, "request_key": 249,
-        "keyctl": 250, "unshare": 272, "perf_event_open": 298, "setns": 308, "process_vm_readv": 310,
-        "process_vm_writev": 311, "bpf": 321, "execveat": 322, "userfaultfd": 323,
-        "pidfd_send_signal": 424, "io_uring_setup": 425, "pidfd_open": 434, "pidfd_getfd": 438,
-    },
-    "aarch64": {
-        "mount": 40, "unshare": 97, "ptrace": 117, "kill": 129, "tkill": 130, "socket": 198, "bind": 200,
-        "connect": 203, "sendto": 206, "add_key": 217, "request_key": 218, "keyctl": 219, "execve": 221,
-        "perf_event_open": 241, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271,
-        "bpf": 280, "execveat": 281, "userfaultfd": 282, "pidfd_send_signal": 424,
-        "io_uring_setup": 425, "pidfd_open": 434, "pidfd_getfd": 438,
-    },
-}  # fmt: skip
-_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_CLONE = {"x86_64": 56, "aarch64": 220}
-_CLONE3 = 435
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CAPABILITIES_VERSION = 0x20080522
 _CLONE_THREAD = 0x10000
-_X32 = 0x40000000
-_LOAD, _EQUALS, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
-_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+
+# What reading a document never needs, where Landlock has nothing to say or may be missing.
+_REFUSED = """
+    socket connect bind sendto
+    fork vfork execve execveat
+    kill tkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_getfd pidfd_send_signal
+    ptrace process_vm_readv process_vm_writev perf_event_open bpf userfaultfd io_uring_setup
+    chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat utime utimes futimesat utimensat
+    setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr
+    shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open mq_unlink
+    memfd_create inotify_init inotify_init1 fanotify_init add_key request_key keyctl
+    setpriority sched_setparam sched_setscheduler sched_setaffinity sched_setattr ioprio_set
+    mount umount2 mount_setattr move_mount open_tree fsopen pivot_root chroot unshare setns
+    sethostname setdomainname settimeofday clock_settime adjtimex
+    reboot kexec_load init_module finit_module delete_module swapon swapoff acct syslog
+"""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
@@ -133,19 +128,13 @@ def close_in(readable: Iterable[str], writable: str) -> None:
     version = landlock_version()
     if version:
         _forbid_files_except(readable, writable, version)
-    if platform.machine() in _DENIED:
-        _forbid_calls(platform.machine())
+    _give_up_capabilities()
+    seccomp.install(_refused())
 
 
 def landlock_version() -> int:
     """0 where the kernel has none, or has it switched off."""
     return int(max(0, _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)))
-
-
-def filters_calls() -> bool:
-    """A filter that is nowhere is refused for its address where filters are known."""
-    refused = _libc.prctl(_PR_SET_SECCOMP, 2, None, 0, 0) == -1 and ctypes.get_errno() == errno.EFAULT
-    return platform.machine() in _DENIED and refused
 
 
 def _forbid_files_except(readable: Iterable[str], writable: str, version: int) -> None:
@@ -174,39 +163,24 @@ def _let(rules: int, path: str, access: int) -> None:
     os.close(place)
 
 
-def _forbid_calls(machine: str) -> None:
-    steps = b"".join(_filter(machine))
-    kept = ctypes.create_string_buffer(steps, len(steps))
-    # struct sock_fprog: how many, and where.
-    program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(kept))
-    done = _libc.prctl(_PR_SET_SECCOMP, 2, program, 0, 0)
-    # A kernel that was built without filters says so; the other walls stand.
-    _require(done == 0 or ctypes.get_errno() == errno.EINVAL, "the filter of system calls")
+def _refused() -> list[Call]:
+    """Threads are made by `clone`; `clone3` hides its flags from a filter, and the C library does without."""
+    return [
+        *(Call(name) for name in _REFUSED.split()),
+        Call("clone", unless={0: _CLONE_THREAD}, bit=True),
+        Call("clone3", error=errno.ENOSYS),
+        # An abort is a signal to oneself.
+        Call("tgkill", unless={0: os.getpid()}),
+        Call("fcntl", when=(1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX))),
+        Call("prlimit64", unless={0: 0}),
+        Call("prctl", when=(0, (_PR_SET_PDEATHSIG,))),
+    ]
 
 
-def _filter(machine: str) -> Iterator[bytes]:
-    """A program of the kernel's packet filter: a call's number decides, and for `clone` its flags."""
-    yield _step(_LOAD, _ARCH)
-    yield _step(_EQUALS, _ARCHES[machine], then=1)
-    yield _step(_RETURN, _KILL)
-    yield _step(_LOAD, _NUMBER)
-    yield from _answer(_AT_LEAST, _X32, _KILL)
-    yield from _answer(_EQUALS, _CLONE3, _ERRNO | errno.ENOSYS)
-    for number in sorted(_DENIED[machine].values()):
-        yield from _answer(_EQUALS, number, _ERRNO | errno.EPERM)
-    yield _step(_EQUALS, _CLONE[machine], then=1)
-    yield _step(_RETURN, _ALLOW)
-    yield _step(_LOAD, _FIRST_ARGUMENT)
-    yield from _answer(_HAS_BIT, _CLONE_THREAD, _ALLOW)
-    yield _step(_RETURN, _ERRNO | errno.EPERM)
-
-
-def _answer(question: int, value: int, answer: int) -> tuple[bytes, bytes]:
-    return _step(question, value, otherwise=1), _step(_RETURN, answer)
-
-
-def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, then, otherwise, value)
+def _give_up_capabilities() -> None:
+    """Root's rights, where it is root: what is left is a user who owns files that it cannot reach."""
+    nothing = struct.pack("=6I", *[0] * 6)
+    _libc.capset(struct.pack("=Ii", _CAPABILITIES_VERSION, 0), nothing)
 
 
 def _require(held: bool, what: str) -> None:

@@ -1,6 +1,6 @@
 """The process in which sandboxed commands are started. The only module that imports sandlock.
 
-Run as a script, with nothing of engram's imported: it has no secret to lose.
+Run as a script, with next to nothing of engram's imported: it has no secret to lose.
 It gives up root, then waits on its standard input, a socket, for commands: each
 comes as four descriptors (the command's stdin, stdout and stderr, and a socket
 for its order and its outcome) and gets a supervisor, a fork of this process.
@@ -34,11 +34,27 @@ import sandlock  # type: ignore[import-untyped]
 # Now: when root is given up its folder may be out of reach.
 import sandlock._sdk  # type: ignore[import-untyped]
 
+from engram.kernel import seccomp
+from engram.kernel.seccomp import Call
+
 TICK_SECONDS = 0.25
 # What a supervisor that waited says: it has a command, or there will be none any more.
 TAKEN, OVER = b"t", b"o"
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PF_EXITING = 0x4
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
+# The kernel lets these reach any process of the same user, and Landlock does not see them. Of oneself
+# a command may ask them all.
+_ABOUT_OTHERS = [
+    Call("prlimit64", unless={0: 0}),
+    Call("sched_setaffinity", unless={0: 0}),
+    Call("sched_setscheduler", unless={0: 0}),
+    Call("sched_setparam", unless={0: 0}),
+    Call("sched_setattr", unless={0: 0}),
+    Call("setpriority", unless={0: _PRIO_PROCESS, 1: 0}),
+    Call("ioprio_set", unless={0: _IOPRIO_WHO_PROCESS, 1: 0}),
+]
 
 
 class Supervisor:
@@ -60,6 +76,7 @@ class Supervisor:
         if not os.path.isdir(self.order["cwd"]):
             return {"refused": "cwd"}
         self._limit()
+        seccomp.install(_ABOUT_OTHERS)
         process = self._policy().popen(self.order["argv"])
         watcher = threading.Thread(target=self._watch, args=(process,), daemon=True)
         watcher.start()
@@ -87,6 +104,12 @@ class Supervisor:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     def _watch(self, process: sandlock.Process) -> None:
+        """Until it has ended. Whoever cannot watch any more, whatever the reason, ends it."""
+        with contextlib.suppress(Exception):
+            self._watched(process)
+        self._end(process)
+
+    def _watched(self, process: sandlock.Process) -> None:
         give_up = time.monotonic() + self.order["timeout_seconds"]
         while not self.done.is_set():
             left = give_up - time.monotonic()
@@ -97,13 +120,14 @@ class Supervisor:
             elif not self.done.is_set() and left > TICK_SECONDS:
                 self.ended_by = self._over()
             if self.ended_by:
-                self._end(process)
+                return
 
     def _end(self, process: sandlock.Process) -> None:
         """Kill until the command is gone. Reaping is for whoever waits for it."""
         while not self.done.wait(0.005):
             process.kill()
-            kill_descendants()
+            with contextlib.suppress(OSError):
+                kill_descendants()
 
     def _told_to_end(self, seconds: float) -> bool:
         """Whoever gave the order has gone away."""
@@ -208,8 +232,10 @@ def unlinked(processes: dict[int, list[str]]) -> int:
 
 
 def _has_ended(pid: int) -> bool:
+    """Or is about to: its memory, by whose leave one may look, goes before its files."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+        fields = file.read().rpartition(b")")[2].split()
+        return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
     return True
 
 
