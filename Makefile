@@ -71,19 +71,20 @@ lock: ## Choose versions anew (needs uv); hashes only, no addresses
 clean: ## Remove what was installed here (not your data)
 	rm -rf $(VENV)
 
-$(BIN)/python:
+# The last thing that a new environment gets: one that was cut off half-way is made again.
+$(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "engram needs Python 3.11 or later on PATH"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 		rm -rf $(VENV); echo "this Python cannot make a virtual environment; trying Debian's package"; \
 		apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
 
-$(VENV)/run.stamp: requirements/run.txt pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: requirements/run.txt pyproject.toml | $(BIN)/pip
 	@echo "installing engram into $(VENV) (about half a minute the first time)"
 	@$(PIP) install --quiet --require-hashes -r requirements/run.txt
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: requirements/dev.txt pyproject.toml | $(BIN)/pip
 	@echo "installing engram and its tests into $(VENV) (about half a minute the first time)"
 	@$(PIP) install --quiet --require-hashes -r requirements/dev.txt
 	@$(PIP) install --quiet --no-deps --no-build-isolation -e .

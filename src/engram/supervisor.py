@@ -247,6 +247,10 @@ class Stack:
             "ingest worker": ["worker", "ingest"],
         }
         if self.settings.ingest_queue == "kafka":
+            # Imported here: it brings the clients of both queues.
+            from engram.assembly.queues import kafka_servers
+
+            kafka_servers(self.settings)  # now, not by roles that die of it again and again
             roles["publisher"] = ["worker", "publisher"]
         if self.settings.openmemory_base_url is None and self.postgres:
             if self.settings.memory_dsn is None:
@@ -323,7 +327,7 @@ class Stack:
     def _restart(self, child: Child) -> None:
         if child.due_at < child.started_at:
             child.plan_restart()
-            self.on_progress(f"the {child.name} died; starting it again")
+            self.on_progress(f"the {child.name} died; starting it again (its log is {child.log_path})")
         if time.monotonic() >= child.due_at:
             child.start(self.environment, self._read_fd, self.settings.data_dir if self.alone else None)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
 
 from engram.kernel.runloop import run_loop
 from engram.kernel.settings import Settings
@@ -58,7 +62,18 @@ def sandbox_driver(settings: Settings, database: str) -> Driver | None:
         disk_bytes=settings.sandbox_disk_mb << 20,
         file_bytes=settings.sandbox_file_mb << 20,
     )
-    return SandlockDriver(_sandbox_root(settings, uid) / database, limits=limits, uid=uid)
+    folder = _sandbox_root(settings, uid) / f"{database}{_server(settings)}"
+    return SandlockDriver(folder, limits=limits, uid=uid)
+
+
+def _server(settings: Settings) -> str:
+    """Which server of this machine it is, where that can be seen: a copy of a data folder that is started
+    beside it says that it is the same database, and would remove what it does not know."""
+    try:
+        place = str(conninfo_to_dict(settings.postgres_dsn or "").get("host") or "")
+    except ProgrammingError:
+        return ""  # told by whoever connects
+    return f"-{hashlib.sha256(os.path.realpath(place).encode()).hexdigest()[:8]}" if place[:1] == "/" else ""
 
 
 def _sandbox_root(settings: Settings, uid: int | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,15 +12,21 @@ import httpx2
 from engram.assembly.addresses import has_memory_server, own_migrations, with_memory_server
 from engram.assembly.ingest import parsers_of
 from engram.assembly.parts import open_client
+from engram.assembly.queues import kafka_servers
 from engram.assembly.sandboxes import sandbox_driver
 from engram.embedded import running_postgres, running_redis
+from engram.gateway.capabilities import WORKER_FRESH_SECONDS
+from engram.gateway.outbox_worker import HEARTBEATS
+from engram.gateway.redis_probe import ping
 from engram.ingest import confined, media
 from engram.ingest.parser_child import EMPTY_PDF
+from engram.ingest.reclaimer import GONE_SECONDS
+from engram.ingest.reclaimer import HEARTBEATS as INGEST_HEARTBEATS
 from engram.kernel import seccomp
 from engram.kernel.errors import DocumentRefused, EngramError
 from engram.kernel.logs import redact
 from engram.kernel.settings import Settings
-from engram.logbook import governance, outbox
+from engram.logbook import governance, kv, outbox
 from engram.logbook.config import Config
 from engram.postgres.migrations import pending
 from engram.postgres.pool import connect
@@ -41,12 +48,26 @@ def examine(settings: Settings) -> Iterator[Finding]:
     else:
         yield _looked("PostgreSQL", lambda: _postgres(dsn), "check POSTGRES_DSN")
         yield _looked("schema", lambda: _schema(dsn), "run `engram migrate`")
-    yield _redis(settings)
-    yield _looked("memory server", lambda: _memory_server(settings), "check OPENMEMORY_BASE_URL and its key")
+    yield _looked("Redis", lambda: _redis(settings), "start it with `engram up`, or check REDIS_URL")
+    if settings.ingest_queue == "kafka":
+        yield _looked("Kafka", lambda: _kafka(settings), "check KAFKA_BOOTSTRAP_SERVERS")
+    if settings.chroma_base_url:
+        yield _looked("Chroma", lambda: _chroma(settings.chroma_base_url or ""), "check CHROMA_BASE_URL")
+    remedy = (
+        "check OPENMEMORY_BASE_URL and its key"
+        if settings.openmemory_base_url
+        else "start it with `engram up`"
+    )
+    yield _looked("memory server", lambda: _memory_server(settings), remedy)
     yield _looked("gateway", lambda: _gateway(settings), "start it with `engram up` or `engram serve`")
     yield _looked("sandboxes", lambda: _sandboxes(settings), "`docs/sandboxes.md` says what a host needs")
     yield _looked("documents", lambda: _documents(settings), "`docs/knowledge.md` says how they are read")
     if dsn is not None:
+        yield _looked("outbox worker", lambda: _outbox_worker(dsn), "start one with `engram worker outbox`")
+        if settings.ingest_queue == "redis":
+            yield _looked(
+                "ingest worker", lambda: _ingest_worker(dsn), "start one with `engram worker ingest`"
+            )
         yield _looked("outbox", lambda: _outbox(dsn), "look with `engram psql`")
         yield from _invariants(dsn)
 
@@ -71,12 +92,48 @@ def _schema(dsn: str) -> str:
     return f"version {len(own_migrations())}"
 
 
-def _redis(settings: Settings) -> Finding:
-    if settings.redis_url:
-        return Finding("Redis", True, "yours (REDIS_URL); not asked")
-    if running_redis(settings.data_dir):
-        return Finding("Redis", True, "embedded, answers")
-    return Finding("Redis", False, f"not running in {settings.data_dir}", "start it with `engram up`")
+def _redis(settings: Settings) -> str:
+    url = settings.redis_url or running_redis(settings.data_dir)
+    if url is None:
+        raise EngramError(f"not running in {settings.data_dir}")
+    asyncio.run(ping(url))
+    return "yours (REDIS_URL), answers" if settings.redis_url else "embedded, answers"
+
+
+def _kafka(settings: Settings) -> str:
+    """Whether somebody listens at one of the addresses."""
+    tried = []
+    for address in kafka_servers(settings).split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        except (OSError, ValueError) as error:
+            tried.append(f"{address}: {error}")
+        else:
+            return f"a broker listens at {address.strip()}"
+    raise EngramError("; ".join(tried))
+
+
+def _chroma(url: str) -> str:
+    httpx2.get(f"{url.rstrip('/')}/api/v2/heartbeat", timeout=5).raise_for_status()
+    return f"{url} answers"
+
+
+def _outbox_worker(dsn: str) -> str:
+    return _beating(dsn, HEARTBEATS, "outbox:", WORKER_FRESH_SECONDS)
+
+
+def _ingest_worker(dsn: str) -> str:
+    return _beating(dsn, INGEST_HEARTBEATS, "", GONE_SECONDS)
+
+
+def _beating(dsn: str, namespace: str, prefix: str, fresh_seconds: float) -> str:
+    age = kv.seconds_since_beat(namespace, prefix, Config(postgres_dsn=dsn))
+    if age is None:
+        raise EngramError("none has said that it is alive")
+    if age > fresh_seconds:
+        raise EngramError(f"the last sign of life is {age:.0f} s old")
+    return f"alive {max(age, 0):.0f} s ago"
 
 
 def _memory_server(settings: Settings) -> str:

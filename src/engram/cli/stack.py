@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,8 @@ def up() -> None:
     settings = Settings.load()
     logs.configure("warning", settings.log_format)
     stack = Stack(settings, on_progress=_progress)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # A terminal that is closed says SIGHUP.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stack.request_stop())
     with stack:
         if not stack.wait(0):
@@ -50,7 +52,7 @@ def demo(
 
 
 def hold(
-    role: Annotated[str, typer.Argument(help="memory-server, gateway or outbox-worker.")],
+    role: Annotated[str, typer.Argument(help="memory-server, gateway, outbox-worker or ingest-worker.")],
 ) -> None:
     """Stop a role of the running stack and keep it down until `engram release`."""
     from engram import supervisor
@@ -62,15 +64,38 @@ def hold(
 
 
 def release(
-    role: Annotated[str, typer.Argument(help="memory-server, gateway or outbox-worker.")],
+    role: Annotated[str, typer.Argument(help="memory-server, gateway, outbox-worker or ingest-worker.")],
 ) -> None:
     """Bring back a role that `engram hold` stopped."""
     from engram import supervisor
 
     data_dir = _folder_of(role)
     supervisor.release_role(data_dir, role)
-    _wait_until(lambda: _is_running(data_dir, role), f"{role} did not start; see its log in {data_dir}/logs")
+    see = f"see its log in {data_dir}/logs"
+    _wait_until(lambda: _is_running(data_dir, role), f"{role} did not start; {see}")
+    if url := _address_of(role):
+        _wait_until(lambda: _is_well(url), f"{role} runs, and nothing answers at {url}; {see}")
     print(f"{role} is back")
+
+
+def _address_of(role: str) -> str | None:
+    """Where a role that has one listens, as far as it can be known here."""
+    from engram.assembly.addresses import memory_port
+    from engram.kernel.settings import Settings
+
+    settings = Settings.load()
+    if role == "gateway" and settings.gateway_port:
+        return settings.gateway_url
+    return f"http://127.0.0.1:{memory_port(settings.data_dir)}" if role == "memory-server" else None
+
+
+def _is_well(url: str) -> bool:
+    import httpx2
+
+    try:
+        return httpx2.get(f"{url}/health", timeout=5, trust_env=False).is_success
+    except httpx2.HTTPError:
+        return False
 
 
 def _folder_of(role: str) -> Path:
@@ -107,7 +132,8 @@ def _wait_until(look: Callable[[], bool], failed: str) -> None:
 
 
 def _progress(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a terminal that was closed must not keep us from stopping
+        print(f"  {text}", file=sys.stderr, flush=True)
 
 
 # In words: the bare name of a mode reads as if something were wrong.
@@ -138,6 +164,8 @@ def _welcome(stack: Stack) -> None:
     console.print("Claude Code:  " + mcp_configurations(f"{url}/mcp")["claude-code"], highlight=False)
     console.print('Cursor:       {"mcpServers": {"engram": {"url": "' + url + '/mcp"}}}', highlight=False)
     me = _program()
+    if stack.settings.tokens_file is not None:
+        console.print(f"A token is asked for: `{me} token create YOU` makes one; ENGRAM_TOKEN=... gives it.")
     console.print(f'Try it:       {me} store "We deploy on Tuesdays." && {me} query deploy', highlight=False)
     console.print(f"Ctrl-C stops everything. `{me} demo` shows what a dead memory server costs: nothing.")
 
