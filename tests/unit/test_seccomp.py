@@ -90,6 +90,32 @@ def test_a_call_by_its_other_number_is_the_end() -> None:
     assert outcome("[]", (1 << 30 | (PRIORITY or 0), 0, 0, 0)).returncode == -signal.SIGSYS
 
 
+def test_more_may_be_refused_later_for_threads_that_are_there() -> None:
+    program = (
+        "import os, threading\n"
+        "from engram.kernel import seccomp\n"
+        "from engram.kernel.seccomp import Call\n"
+        "go, told = threading.Event(), []\n"
+        "def attempt():\n"
+        "    try:\n"
+        "        os.setpriority(os.PRIO_PROCESS, 0, 0)\n"
+        "        told.append('did it')\n"
+        "    except PermissionError:\n"
+        "        told.append('refused')\n"
+        "older = threading.Thread(target=lambda: (attempt(), go.wait(), attempt()))\n"
+        "older.start()\n"
+        "while not told: pass\n"
+        "assert seccomp.install([Call('setpriority')], every_thread=True)\n"
+        "go.set()\n"
+        "older.join()\n"
+        "print(*told)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("did it refused\n", "")
+
+
 def test_a_machine_whose_numbers_are_not_known_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert not seccomp.install([seccomp.Call("socket")])

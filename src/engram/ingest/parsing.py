@@ -35,6 +35,7 @@ REFUSALS = {
     "no_text": "the document has no text; a scan has to go through text recognition first",
     "bomb": "the document unpacks to far more than a document has",
     "pages": "the document has too many pages; split it",
+    "sheet": "a sheet of the workbook is too large to be read: delete its empty rows",
     "memory": "reading the document needs more memory than a parser may have",
 }
 _WALLS = Path(__file__).with_name("confined.py")
@@ -68,36 +69,54 @@ class Parsers:
         self.started = 0
         self._limits = limits
         self._documents_per_child = documents_per_child
+        self._at_once = at_once
         self._turns = asyncio.Semaphore(at_once)
+        self._living = 0
         self._idle: list[_Child] = []
 
-    async def parse(self, content: Iterable[bytes], media_type: str) -> list[Block]:
+    async def parse(self, content: Iterable[bytes], media_type: str, *, owner: str = "") -> list[Block]:
+        """A child reads for one owner only: what a document did to it is no other owner's trouble."""
         async with self._turns:
-            child = self._idle.pop() if self._idle else await self._start()
+            child = await self._lent(owner)
             try:
                 blocks = await self._within_limits(child, content, media_type)
             except DocumentRefused as error:
                 await self._done(child, clean=child.answered)
                 raise error
             except BaseException:
-                await child.kill()
+                await self._end(child)
                 raise
             await self._done(child, clean=True)
             return blocks
 
     async def shut(self) -> None:
         while self._idle:
-            await self._idle.pop().kill()
+            await self._end(self._idle.pop())
 
-    async def _start(self) -> _Child:
+    async def _lent(self, owner: str) -> _Child:
+        for child in self._idle:
+            if child.owner == owner:
+                self._idle.remove(child)
+                return child
+        while self._living >= self._at_once and self._idle:
+            await self._end(self._idle.pop(0))
         self.started += 1
-        return await _Child.start(self._limits)
+        self._living += 1
+        try:
+            return await _Child.start(self._limits, owner)
+        except BaseException:
+            self._living -= 1
+            raise
+
+    async def _end(self, child: _Child) -> None:
+        self._living -= 1
+        await child.kill()
 
     async def _done(self, child: _Child, *, clean: bool) -> None:
         if clean and child.served < self._documents_per_child:
             self._idle.append(child)
         else:
-            await child.kill()
+            await self._end(child)
 
     async def _within_limits(self, child: _Child, content: Iterable[bytes], media_type: str) -> list[Block]:
         try:
@@ -110,14 +129,15 @@ class Parsers:
 
 
 class _Child:
-    def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, limits: Limits, owner: str) -> None:
+        self.owner = owner
         self.served = 0
         self.answered = False
         self._process = process
         self._limits = limits
 
     @classmethod
-    async def start(cls, limits: Limits) -> _Child:
+    async def start(cls, limits: Limits, owner: str) -> _Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", str(_WALLS), str(limits.memory_bytes), str(_CHILD),
@@ -130,7 +150,7 @@ class _Child:
             )  # fmt: skip
         except OSError as error:
             raise ParserDied(f"the parser cannot be started: {error.strerror}") from error
-        return cls(process, limits)
+        return cls(process, limits, owner)
 
     async def read(self, content: Iterable[bytes], media_type: str) -> list[Block]:
         self.served += 1

@@ -3,8 +3,9 @@
     seccomp.install([Call("socket"), Call("prlimit64", unless={0: 0})])
 
 It holds for the calling thread and those that it starts from then on, so it is called
-while there is one. Needs no right and no library; imports nothing of ours, so that
-small helper processes may use it.
+while there is one; `every_thread` adds to what is refused later, for all of them.
+Needs no right and no library; imports nothing of ours, so that small helper processes
+may use it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUMBERS: Mapping[str, tuple[int | None, int | None]] = {
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "semctl": (66, 191), "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192),
-    "sendto": (44, 206), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
+    "seccomp": (317, 277), "sendto": (44, 206), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
     "setpriority": (141, 140), "settimeofday": (164, 170), "setxattr": (188, 5), "shmat": (30, 196),
     "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198), "swapoff": (168, 225), "swapon": (167, 224),
     "syslog": (103, 116), "tgkill": (234, 131), "tkill": (200, 130), "umount2": (166, 39),
@@ -49,6 +50,7 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _FILTER = 2
+_SET_FILTER, _EVERY_THREAD = 1, 1
 _LOAD, _EQUALS, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -71,7 +73,7 @@ class Call(NamedTuple):
     error: int = errno.EPERM
 
 
-def install(calls: Iterable[Call]) -> bool:
+def install(calls: Iterable[Call], *, every_thread: bool = False) -> bool:
     """Refuse these from now on; False: this kernel or this machine has no filters."""
     known = _MACHINES.get(platform.machine())
     if known is None:
@@ -83,9 +85,13 @@ def install(calls: Iterable[Call]) -> bool:
     # struct sock_fprog: how many, and where.
     program = struct.pack("@HP", len(steps) // 8, ctypes.addressof(kept))
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if _libc.prctl(_PR_SET_SECCOMP, _FILTER, program, 0, 0) == 0:
+    if every_thread:
+        done = _libc.syscall(_NUMBERS["seccomp"][column], _SET_FILTER, _EVERY_THREAD, program)
+    else:
+        done = _libc.prctl(_PR_SET_SECCOMP, _FILTER, program, 0, 0)
+    if done == 0:
         return True
-    if ctypes.get_errno() == errno.EINVAL:
+    if done == -1 and ctypes.get_errno() == errno.EINVAL:
         return False
     raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
 
