@@ -342,6 +342,13 @@ def test_the_walk_of_the_specification_line_by_line(stack: Up) -> None:
     )
 
 
+def test_a_gateway_that_is_said_to_be_back_answers(stack: Up) -> None:
+    held = run_engram("hold", "gateway", env=stack.env)
+    released = run_engram("release", "gateway", env=stack.env)
+    assert (held.returncode, released.stdout) == (0, "gateway is back\n"), released.stderr
+    assert answers(f"{stack.url}/health")
+
+
 @pytest.mark.parametrize("command", ["hold", "release"])
 def test_a_role_that_is_not_there_is_named(stack: Up, command: str) -> None:
     refused = run_engram(command, "no-such-role", env=stack.env)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from cli.conftest import Engram
+from engram.embedded import EmbeddedPostgres
 from engram.kernel.errors import EngramError
-from support.processes import command, environment
+from support.processes import command, environment, run_engram
 
 
 def test_make_one_work_in_it_remove_it(gateway: str, engram: Engram) -> None:
@@ -52,3 +54,15 @@ def test_what_is_wrong_is_said(gateway: str, engram: Engram, monkeypatch: pytest
     monkeypatch.setenv("GATEWAY_PORT", "1")
     with pytest.raises(EngramError, match="no gateway answers"):
         engram("sandbox", "ls")
+    ran = run_engram("sandbox", "ls", env=environment(GATEWAY_PORT="1"))
+    assert (ran.returncode, ran.stdout) == (1, ""), "no table without what would be in it"
+
+
+def test_a_pass_of_the_reaper_and_of_reconcile_says_only_what_it_did(
+    postgres_server: EmbeddedPostgres, sandbox_root: Path
+) -> None:
+    """On an embedded PostgreSQL that runs already; how it came by that is nobody's concern."""
+    env = environment(ENGRAM_DATA_DIR=str(postgres_server.data_dir), ENGRAM_SANDBOX_DIR=str(sandbox_root))
+    reaped = run_engram("sandbox", "reap", env=env)
+    assert (reaped.stdout, reaped.stderr) == ("0 sandbox(es) ended or removed\n", "")
+    assert run_engram("reconcile", env=env).stderr == ""

@@ -307,21 +307,22 @@ def test_what_is_not_toml_is_refused_without_showing_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "named", "nearly"),
     [
-        ("[gateway]\nprot = 1\n", "gateway.prot"),
-        ("gateway_port = 1\n", "gateway_port"),
-        ("[gateway]\nallowed_hosts = []\n", "gateway.allowed_hosts"),
-        ("[gatway]\nport = 1\n", "gatway.port"),
-        ("[gateway.port]\nnumber = 1\n", "gateway.port.number"),
-        ("b.a = 1\na.b = 2\n", "a.b, b.a"),
+        ("[gateway]\nprot = 1\n", "gateway.prot", "gateway.port"),
+        ("gateway_port = 1\n", "gateway_port", "gateway.port"),
+        ("[gateway]\nallowed_hosts = []\n", "gateway.allowed_hosts", "gateway.allowed-hosts"),
+        ("[gatway]\nport = 1\n", "gatway.port", "gateway.port"),
+        ("[gateway.port]\nnumber = 1\n", "gateway.port.number", "gateway.port"),
+        ("b.a = 1\na.b = 2\n", "a.b, b.a", None),
     ],
 )
-def test_unknown_keys_are_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+def test_unknown_keys_are_refused_by_name(text: str, named: str, nearly: str | None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         Settings.load({}, file=written(tmp_path, text))
     assert refused.value.message.endswith(f"unknown setting {named}")
-    assert refused.value.hint == "`engram settings` lists every setting"
+    meant = f"did you mean {nearly}? " if nearly else ""
+    assert refused.value.hint == f"{meant}`engram settings` lists every setting"
 
 
 def test_unknown_variables_are_somebody_elses() -> None:

@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 # Whose further arguments are another program's.
-PASSED_ON = ("psql", "redis-cli")
+PASSED_ON = ("psql", "pg_dump", "pg_restore", "redis-cli")
 
 COMMANDS: dict[str, Command] = {
     "up": Command("stack:up", "Run everything on this machine, and keep it running until Ctrl-C."),
@@ -45,6 +45,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "migrate": Command("database:migrate", "Bring the database to this version's schema."),
     "psql": Command("database:psql", "Open psql on engram's database; further arguments go to psql."),
+    "pg_dump": Command("database:pg_dump", "Run pg_dump on engram's database; all arguments go to pg_dump."),
+    "pg_restore": Command(
+        "database:pg_restore",
+        "Run pg_restore on the server of engram's database; all arguments go to pg_restore.",
+    ),
     "redis-cli": Command(
         "database:redis_cli",
         "Open redis-cli on engram's Redis; further arguments go to redis-cli.",
@@ -173,6 +178,6 @@ def overview() -> str:
             "Commands:",
             *lines,
             "",
-            "`engram COMMAND --help` says more of each.",
+            "`engram COMMAND --help` says more of each; `engram --version`, which engram this is.",
         ]
     )

@@ -37,7 +37,6 @@ def psql(
     dsn: Annotated[bool, typer.Option("--dsn", help="Print the connection string instead.")] = False,
 ) -> None:
     """Open psql on engram's database; further arguments go to psql."""
-    from engram.embedded import postgres_binary
     from engram.postgres.pool import without_password
 
     found = running_database()
@@ -48,8 +47,37 @@ def psql(
     # By the environment, not the command line: others can read that.
     if password:
         os.environ["PGPASSWORD"] = password
-    binary = str(postgres_binary("psql"))
-    os.execv(binary, [binary, shown, *context.args])  # noqa: S606 - no shell is wanted
+    _become("psql", [shown, *context.args])
+
+
+def pg_dump(context: typer.Context) -> None:
+    """Run pg_dump on engram's database; all arguments go to pg_dump."""
+    _become_beside_the_database("pg_dump", context.args)
+
+
+def pg_restore(context: typer.Context) -> None:
+    """Run pg_restore on the server of engram's database; all arguments go to pg_restore."""
+    _become_beside_the_database("pg_restore", context.args)
+
+
+def _become_beside_the_database(program: str, arguments: list[str]) -> None:
+    """With the connection as PostgreSQL's own variables, so that `-d` may name another database there."""
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.pq import Conninfo
+
+    given = conninfo_to_dict(running_database())
+    for option in Conninfo.get_defaults():
+        value = given.get(option.keyword.decode())
+        if option.envvar and value is not None:
+            os.environ[option.envvar.decode()] = str(value)
+    _become(program, arguments)
+
+
+def _become(program: str, arguments: list[str]) -> None:
+    from engram.embedded import postgres_binary
+
+    binary = str(postgres_binary(program))
+    os.execv(binary, [binary, *arguments])  # noqa: S606 - no shell is wanted
 
 
 def redis_cli(context: typer.Context) -> None:
@@ -100,13 +128,21 @@ def doctor() -> None:
 
 def settings() -> None:
     """List every setting: its name, its value here, and what it is for."""
-    from engram.kernel.settings import Settings, described
+    from engram.kernel.errors import ConfigError
+    from engram.kernel.settings import Settings, default_data_dir, described
 
-    loaded = Settings.load()
+    wrong = None
+    try:
+        loaded = Settings.load()
+    except ConfigError as error:  # which sends people here to look names up
+        wrong = ConfigError(error.message, hint=f"{error.hint or ''} (listed are the defaults)".strip())
+        loaded = Settings(data_dir=default_data_dir(os.environ))
     for name, setting in described():
         value = getattr(loaded, name)
         shown = "***" if setting.secret and value else value
         print(f"{setting.env}={'' if value in (None, ()) else shown}\n    {setting.doc} ({setting.key})")
+    if wrong is not None:
+        raise wrong
 
 
 def running_database() -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     import httpx2
 
 TASKS = "/api/knowledge/tasks"
+DOCUMENTS = "/api/knowledge/documents"
 UPLOAD = "/api/knowledge/documents/upload-async"
 FINAL = ("SUCCEEDED", "DEAD")
 LOOK_SECONDS = 0.3
 ANSWER_SECONDS = 120.0
+PATIENCE_SECONDS = 3.0
 PAGE = 200
 
 
@@ -52,12 +55,13 @@ def status(
     from engram.gateway.timeline import excerpt
 
     with _gateway() as http:
+        titles = _Titles(http)
         if task is None:
             for row in _asked(http.get(TASKS, params={"limit": limit}))["tasks"]:
-                print(_line(row))
+                print(_line(row, titles[row["documentId"]]))
             return
         row = _asked(http.get(f"{TASKS}/{task}"))
-    print(_line(row))
+        print(_line(row, titles[row["documentId"]]))
     for step in row["transitions"]:
         came = f"{step['fromStatus'] or '·'} → {step['toStatus']}"
         print(f"    {step['createdAt'][:19]}  {came:<24} {excerpt(step['message'] or '', 200)}")
@@ -135,7 +139,7 @@ def _sent(
 
     sent: dict[str, Path] = {}
     refused: list[tuple[Path, str]] = []
-    with _bar("sending", len(files)) as advance:
+    with _bar("sending", len(files)) as (advance, _):
         for path in files:
             try:
                 with path.open("rb") as file:
@@ -153,18 +157,52 @@ def _sent(
 def _awaited(http: httpx2.Client, sent: dict[str, Path]) -> list[tuple[Path, str]]:
     """Until every task is final; those that died, and why."""
     waiting, dead = dict(sent), []
-    with _bar("reading", len(sent)) as advance:
+    with _bar("reading", len(sent)) as (advance, tell):
+        patience = _Patience(tell)
         while waiting:
-            for task_id in list(waiting)[:PAGE]:
-                row = _asked(http.get(f"{TASKS}/{task_id}"))
+            seen = {task_id: _asked(http.get(f"{TASKS}/{task_id}")) for task_id in list(waiting)[:PAGE]}
+            for task_id, row in seen.items():
                 if row["status"] in FINAL:
                     del waiting[task_id]
                     advance()
                     if row["status"] == "DEAD":
                         dead.append((sent[task_id], row["errorMessage"]))
             if waiting:
+                patience.look([row for task_id, row in seen.items() if task_id in waiting])
                 time.sleep(LOOK_SECONDS)
     return dead
+
+
+class _Patience:
+    """Says what is waited for when nothing has moved for a while, and again whenever that changes."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self._moved = time.monotonic()
+        self._far: object = None
+        self._told: set[str] = set()
+
+    def look(self, waiting: list[dict[str, Any]]) -> None:
+        far = {row["taskId"]: row["processedSegments"] for row in waiting}
+        if far != self._far:
+            self._far, self._moved = far, time.monotonic()
+        if time.monotonic() - self._moved < PATIENCE_SECONDS:
+            return
+        said = dict.fromkeys(_waits(row) for row in waiting)
+        for line in said:
+            if line not in self._told:
+                self._tell(line)
+        self._told = set(said)
+
+
+def _waits(row: dict[str, Any]) -> str:
+    """Why a task is not final yet, in the same words for all that wait alike."""
+    from engram.gateway.timeline import excerpt
+
+    if row["errorMessage"]:
+        return f"waiting: {row['status']} after {excerpt(row['errorMessage'], 200)}"
+    idle = ", no worker has begun it (`engram doctor` says whether one runs)"
+    return f"waiting: {row['status']}{idle if row['status'] == 'QUEUED' else ''}"
 
 
 @contextmanager
@@ -201,18 +239,33 @@ def _asked(reply: httpx2.Response) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(doing: str, total: int) -> Iterator[Callable[[], object]]:
-    """A progress bar on a terminal, and nothing elsewhere."""
+def _bar(doing: str, total: int) -> Iterator[tuple[Callable[[], object], Callable[[str], object]]]:
+    """How to go a step further, and how to say something. A progress bar on a terminal, and none elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(doing, total=total)
-        yield lambda: progress.advance(bar)
+        say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        yield lambda: progress.advance(bar), say
 
 
-def _line(row: dict[str, Any]) -> str:
+class _Titles(dict[str, str]):
+    """What documents are called, by their ids; each is asked for once."""
+
+    def __init__(self, http: httpx2.Client) -> None:
+        self._http = http
+
+    def __missing__(self, document_id: str) -> str:
+        from engram.gateway.timeline import excerpt
+
+        reply = self._http.get(f"{DOCUMENTS}/{document_id}")
+        self[document_id] = "-" if reply.status_code == 404 else excerpt(_asked(reply)["title"], 40)
+        return self[document_id]
+
+
+def _line(row: dict[str, Any], title: str) -> str:
     from engram.gateway.timeline import excerpt
 
     total = "?" if row["totalSegments"] is None else row["totalSegments"]
@@ -220,5 +273,5 @@ def _line(row: dict[str, Any]) -> str:
     tries = f"{row['attemptCount']} failed" if row["attemptCount"] else ""
     said = excerpt(row["errorMessage"] or "", 200)
     return (
-        f"{row['taskId']}  {row['status']:<9} {row['progress']:>3}%  {counts:>9}  {tries:<10} {said}".rstrip()
-    )
+        f"{row['taskId']}  {row['status']:<9} {row['progress']:>3}%  {counts:>9}  {title:<40}  {tries:<10} {said}"
+    ).rstrip()

@@ -114,8 +114,11 @@ _SAID = {
 def running_config() -> Config:
     from engram.cli.database import running_database
     from engram.logbook.config import Config
+    from engram.postgres.pool import connect
 
-    return Config(postgres_dsn=running_database())
+    dsn = running_database()
+    connect(dsn).close()  # says at once why it cannot be reached; a pool would go on trying
+    return Config(postgres_dsn=dsn)
 
 
 def _requeued(outbox_id: int, actor: str | None, config: Config) -> tuple[str, int | None]:

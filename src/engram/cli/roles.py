@@ -17,14 +17,18 @@ GAUGE_SECONDS = 5.0
 STOP_SECONDS = 7.0
 
 
-def prepared() -> Settings:
-    """Settings, logging, and the promise to end with the supervisor."""
+def prepared(*, quiet: bool = False) -> Settings:
+    """Settings, logging, and the promise to end with the supervisor.
+
+    `quiet` is for what answers on the terminal and ends: how it came by its parts is nobody's concern.
+    """
     from engram.kernel import logs
     from engram.kernel.settings import Settings
     from engram.supervisor import die_with_parent
 
     settings = Settings.load()
-    logs.configure(settings.log_level, settings.log_format)
+    level = "warning" if quiet and settings.log_level == "info" else settings.log_level
+    logs.configure(level, settings.log_format)
     die_with_parent()
     return settings
 
@@ -177,7 +181,7 @@ def reconcile(
 
     from engram.assembly.addresses import addresses, require_schema
 
-    settings = prepared()
+    settings = prepared(quiet=True)
     with addresses(settings, _told) as found:
         require_schema(found)
         raise typer.Exit(asyncio.run(_reconciled(found, repair=not report)))

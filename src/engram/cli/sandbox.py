@@ -94,10 +94,11 @@ def ls(
     """List your sandboxes, newest first."""
     asked = {**_acting(actor), **({"status": status} if status else {})}
     cursor: dict[str, str] = {}
-    print(f"{'ID':<36}  {'STATUS':<8}  {'PROFILE':<8}  {'CREATED':<20}  EXPIRES")
     with _gateway() as http:
         while True:
             page = _checked(http.get("/v1/sandboxes", params={**asked, **cursor})).json()
+            if not cursor:
+                print(f"{'ID':<36}  {'STATUS':<8}  {'PROFILE':<8}  {'CREATED':<20}  EXPIRES")
             for box in page["sandboxes"]:
                 created, expires = (box[name][:19].replace("T", " ") for name in ("created_at", "expires_at"))
                 print(f"{box['id']:<36}  {box['status']:<8}  {box['profile']:<8}  {created:<20}  {expires}")
@@ -126,7 +127,7 @@ def reap() -> None:
     from engram.assembly.sandboxes import reap_sandboxes
     from engram.cli.roles import prepared
 
-    settings = prepared()
+    settings = prepared(quiet=True)
 
     async def once() -> int:
         async with open_executor(settings_found, "engram-reap") as db:

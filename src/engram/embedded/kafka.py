@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from engram.kernel.errors import EmbeddedError
@@ -31,11 +32,14 @@ class NoBroker(EmbeddedError):
     """There is no Java, no Maven, or it could not bring the jars."""
 
 
-def jars() -> Path:
+def jars(on_progress: Callable[[str], object] = lambda _: None) -> Path:
     """The folder of the jars; brings them first if the POM changed."""
-    java, maven = shutil.which("java"), shutil.which("mvn")
-    if not java or not maven:
-        raise NoBroker("java and mvn are not both there")
+    missing = [name for name in ("java", "mvn") if not shutil.which(name)]
+    if missing:
+        raise NoBroker(
+            f"{' and '.join(missing)} cannot be found",
+            hint="install Java 11 or later and Maven (Debian: default-jre-headless, maven)",
+        )
     home = Path(sys.prefix) / "kafka"
     try:
         home.mkdir(exist_ok=True)
@@ -45,15 +49,16 @@ def jars() -> Path:
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not found.exists():
-            _install(maven, home / "draft")
+            on_progress(f"Maven brings Apache Kafka {VERSION} (up to some minutes, once)")
+            _install(home / "draft")
             (home / "draft").rename(found)
     return found
 
 
-def _install(maven: str, draft: Path) -> None:
+def _install(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     command = [
-        maven,
+        "mvn",
         "-q",
         "-B",
         "-f",
@@ -77,9 +82,11 @@ class Broker:
         self.servers = f"127.0.0.1:{self.port}"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._require_free_port()
         self._configure()
 
     def start(self) -> None:
+        self._require_free_port()
         log = (self._folder / "broker.log").open("ab")
         self._process = subprocess.Popen(  # noqa: S603
             self._java("kafka.Kafka", str(self._folder / "server.properties")), stdout=log, stderr=log
@@ -93,6 +100,7 @@ class Broker:
             except OSError:
                 time.sleep(0.05)
         said = (self._folder / "broker.log").read_text("utf-8", "replace")[-2000:]
+        self.kill()
         raise EmbeddedError(f"the broker did not start: {said}")
 
     def kill(self) -> None:
@@ -100,6 +108,18 @@ class Broker:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(20)
             self._process = None
+
+    def _require_free_port(self) -> None:
+        """Whoever else listens there would be taken for the broker."""
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("127.0.0.1", self.port))
+            except OSError as error:
+                raise EmbeddedError(
+                    f"the broker cannot listen on {self.servers}: {error.strerror}",
+                    hint="stop what listens there, or choose another port (`make kafka` takes KAFKA_PORT)",
+                ) from error
 
     def _configure(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +148,9 @@ class Broker:
             cluster = _cluster_id()
             words = ["format", "-t", cluster, "-c", str(path)]
             command = self._java("kafka.tools.StorageTool", *words)
-            subprocess.run(command, check=True, capture_output=True)  # noqa: S603
+            done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+            if done.returncode:
+                raise EmbeddedError(f"Kafka cannot use {self._folder}: {(done.stdout + done.stderr)[-500:]}")
 
     def _java(self, *words: str) -> list[str]:
         return ["java", *_JAVA, "-cp", f"{jars()}/*", *words]

@@ -519,7 +519,7 @@ class Settings:
         if unknown:
             raise ConfigError(
                 f"{path}: unknown setting {', '.join(unknown)}",
-                hint="`engram settings` lists every setting",
+                hint=f"{_nearly(unknown)}`engram settings` lists every setting",
             )
         return cls(**values)
 
@@ -528,6 +528,15 @@ def described() -> Iterator[tuple[str, Setting]]:
     """Every field with its description: what the reference is generated from."""
     for f in fields(Settings):
         yield f.name, f.metadata["setting"]
+
+
+def _nearly(unknown: list[str]) -> str:
+    """What was probably meant, as a question."""
+    from difflib import get_close_matches
+
+    known = [setting.key for _, setting in described()]
+    meant = [found[0] for key in unknown if (found := get_close_matches(key, known, n=1, cutoff=0.75))]
+    return f"did you mean {', '.join(dict.fromkeys(meant))}? " if meant else ""
 
 
 _CONFIG_FILE = Setting("ENGRAM_CONFIG", "", _path, "/etc/engram.toml", "Where the settings file is.")
