@@ -132,6 +132,32 @@ async def test_a_row_is_repaired_as_it_was_seen_or_not_at_all(config: Config, ds
     assert not repairs.write_redirect_audits(seen, config), "the other reconcile came first"
 
 
+async def test_a_row_that_changed_after_the_look_is_left_to_the_next(config: Config, dsn: str) -> None:
+    outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
+    pass_the_grace(dsn)
+    parked = repairs.parked_without_audit(config=config)
+    outbox.claim_outbox("w1", config=config)
+    assert not repairs.write_redirect_audits(parked, config)
+    outbox.ack_sent(outbox_id, "w1", "m1", config=config)
+    pass_the_grace(dsn)
+    settled = repairs.settled_without_audit(config=config)
+    assert [found for found, _ in settled] == [outbox_id]
+    run_sql(dsn, "UPDATE logbook.outbox_memory SET updated_at = now()")
+    assert not repairs.write_settled_audits(settled, config)
+    assert governance.query_write_audit(config=config) == []
+
+
+@pytest.mark.parametrize("reason", ["outbox_flush_success", "outbox_flush_dedup_hit"])
+async def test_a_sent_row_has_its_audit_whichever_way_it_was_sent(
+    config: Config, dsn: str, reason: str
+) -> None:
+    outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
+    outbox.claim_outbox("w1", config=config)
+    assert outbox.ack_many("w1", [outbox.Sent(outbox_id, None, "m1", reason)], config)
+    pass_the_grace(dsn)
+    assert repairs.settled_without_audit(config=config) == []
+
+
 async def test_an_audit_written_after_the_look_is_not_written_twice(config: Config, dsn: str) -> None:
     outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
     pass_the_grace(dsn)
@@ -164,6 +190,19 @@ async def test_a_stale_lock_is_cleared_after_a_second_lease(
     assert audit["evidence_refs_json"]["extra"]["locked_by"] == "gone"
     assert (await worker.run_once()).sent == 1
     assert backend.contents() == ["A fact."]
+
+
+async def test_a_settle_that_comes_after_its_lock_was_cleared_is_a_conflict(config: Config, dsn: str) -> None:
+    outbox_id = outbox.enqueue_memory("A fact.", "team:a", config=config)
+    (late,) = outbox.claim_outbox("late", 1, 60, config)
+    run_sql(dsn, "UPDATE logbook.outbox_memory SET locked_at = now() - interval '1 hour'")
+    assert repairs.clear_stale_locks([(outbox_id, late["lease_token"])], config) == {outbox_id}
+    assert not outbox.ack_sent(outbox_id, "late", "m1", config, lease_token=late["lease_token"])
+    assert outbox.record_conflicts("late", [(outbox_id, late["lease_token"])], config) == {outbox_id}
+    (audit,) = governance.query_write_audit(action="conflict", config=config)
+    assert audit["evidence_refs_json"]["outbox_id"] == outbox_id
+    (taken,) = outbox.claim_outbox("new", 1, 60, config)
+    assert outbox.ack_sent(outbox_id, "new", "m1", config, lease_token=taken["lease_token"])
 
 
 async def test_a_lock_that_somebody_took_over_meanwhile_is_left_alone(config: Config, dsn: str) -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -176,14 +177,98 @@ def test_a_failed_try_counts_and_waits(config: Config) -> None:
     assert found["locked_by"] is None
 
 
-@pytest.mark.parametrize("never", ["infinity", "-infinity", " +Infinity"])
-def test_a_retry_at_no_moment_is_refused(config: Config, never: str) -> None:
+UNWAITABLE: list[Any] = [
+    "infinity", "-infinity", " +Infinity", "20000-01-01 00:00Z", "0001-01-01 00:00+02", "1969-12-31 23:59Z",
+    "2026-01-01 BC", "soon", "", 5, datetime.min.replace(tzinfo=timezone(timedelta(hours=2))),
+    datetime.max.replace(tzinfo=timezone(timedelta(hours=-2))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("never", UNWAITABLE)
+def test_a_retry_at_no_moment_is_refused(config: Config, never: Any) -> None:
     """Such a row would break every later claim that reads it."""
     outbox_id = outbox.enqueue_memory("text", "team:x", config=config)
     (row,) = outbox.claim_outbox("w1", config=config)
     with pytest.raises(OutboxInvalid, match="not a moment"):
         outbox.fail_retry(outbox_id, "w1", "500", never, config=config)
     assert outbox.ack_sent(outbox_id, "w1", "m1", config=config, lease_token=row["lease_token"])
+
+
+@pytest.mark.parametrize("never", [1e12, float("inf"), float("-inf"), float("nan"), -1e12, 10**400, "5m"])
+def test_a_delay_that_nobody_waits_for_is_refused(config: Config, never: Any) -> None:
+    outbox_id = outbox.enqueue_memory("text", "team:x", config=config)
+    outbox.claim_outbox("w1", config=config)
+    for refused in (
+        lambda: outbox.fail_many("w1", [Failed(outbox_id, None, "500", delay=never)], config),
+        lambda: outbox.release_many("w1", [Released(outbox_id, None, delay=never)], config),
+        lambda: outbox.release_lease(outbox_id, "w1", never, config=config),
+    ):
+        with pytest.raises(OutboxInvalid, match="cannot be waited for"):
+            refused()
+    assert outbox.release_lease(outbox_id, "w1", config=config)
+
+
+@pytest.mark.parametrize("odd", ["infinity", "-infinity", "20000-01-01 00:00Z", "0044-03-15 12:00Z BC"])
+def test_no_statement_writes_a_time_that_cannot_be_read(config: Config, odd: str) -> None:
+    """Whatever it is given: what it writes, Python can read."""
+    ids = outbox.enqueue_many([("one", SPACE), ("two", SPACE), ("three", SPACE)], config)
+    outbox.claim_outbox("w1", config=config)
+    fail = outbox.fail_many.query("w1", [Failed(ids[0], None, "500")])
+    release = outbox.release_many.query("w1", [Released(ids[1], None)])
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(fail.statement.text.encode(), {**fail.params, "next_attempts": [odd]})
+        connection.execute(release.statement.text.encode(), {**release.params, "delays": [1e12]})
+    times = [row(config, outbox_id)["next_attempt_at"].year for outbox_id in ids]
+    assert times[0] == (1970 if odd.endswith("BC") or odd.startswith("-") else 9999)
+    assert times[1] == 9999
+
+
+@pytest.mark.parametrize("odd", ["-infinity", "0044-03-15 12:00Z BC"])
+def test_a_time_that_somebody_else_wrote_does_not_hold_up_the_others(config: Config, odd: str) -> None:
+    ids = outbox.enqueue_many([("one", SPACE), ("two", SPACE)], config)
+    with connect(config.postgres_dsn) as connection:
+        connection.execute(
+            "UPDATE logbook.outbox_memory SET next_attempt_at = %s WHERE outbox_id = %s", [odd, ids[0]]
+        )
+    assert {found["outbox_id"] for found in outbox.claim_outbox("w1", config=config)} == set(ids)
+    assert outbox.ack_many("w1", [Sent(outbox_id, None, "m1") for outbox_id in ids], config) == set(ids)
+
+
+def test_times_and_delays_of_any_form_go_together(config: Config) -> None:
+    ids = outbox.enqueue_many([(f"fact {n}", SPACE) for n in range(7)], config)
+    outbox.claim_outbox("w1", config=config)
+    due = datetime(2030, 5, 6, 7, 8, 9, tzinfo=UTC)
+    forms: list[Any] = [due, due.replace(tzinfo=None), due.astimezone(timezone(timedelta(hours=2))),
+                        "2030-05-06T07:08:09Z", "2030-05-06 07:08:09", " 2030-05-06 09:08:09.0+02 ", None]  # fmt: skip
+    failed = [Failed(i, None, "500", delay=d, next_attempt_at=at)
+              for i, at, d in zip(ids, forms, [0, 1.5, 2, 0.0, 1, 3, 4], strict=True)]  # fmt: skip
+    assert outbox.fail_many("w1", failed, config) == set(ids)
+    assert [row(config, outbox_id)["next_attempt_at"] for outbox_id in ids][:-1] == [due] * 6
+    with connect(config.postgres_dsn) as connection:
+        connection.execute("UPDATE logbook.outbox_memory SET next_attempt_at = now()")
+    outbox.claim_outbox("w2", config=config)
+    assert outbox.release_many(
+        "w2", [Released(i, None, delay=n % 2 or 0.5) for n, i in enumerate(ids)], config
+    )
+
+
+@pytest.mark.parametrize("wrong", ["1", 1.0, None, 1 << 63])
+def test_what_is_no_id_or_token_is_refused_by_name(config: Config, wrong: Any) -> None:
+    for refused in (
+        lambda: outbox.ack_sent(wrong, "w1", config=config),
+        lambda: outbox.ack_many("w1", [Sent(2, None, "m"), Sent(wrong, None, "m")], config),
+        lambda: outbox.renew_many("w1", [(wrong, None), (2, None)], config),
+    ):
+        with pytest.raises(OutboxInvalid, match="outbox_id"):
+            refused()
+    if wrong is not None:
+        with pytest.raises(OutboxInvalid, match="lease_token"):
+            outbox.ack_sent(1, "w1", config=config, lease_token=wrong)
+
+
+def test_an_error_that_cannot_be_stored_is_kept_as_well_as_it_can(config: Config) -> None:
+    outbox_id = outbox.enqueue_memory("a fact", SPACE, last_error="bad\x00 and \ud800", config=config)
+    assert row(config, outbox_id)["last_error"].startswith("bad")
 
 
 def test_dead_is_final(config: Config) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import httpx2
 import pytest
 from mcp import Client
+from starlette.types import Message
 
+from engram.api.routes.sandboxes import _EndsWhenNobodyListens
 from engram.assembly.gateway import build_app
 from engram.kernel.settings import Settings
 from engram.postgres.pool import connect
+from engram.sandboxes import sandlock_driver
 from sandboxes.driver_contract import a_marker, is_running
+from sandboxes.test_sandlock_driver import descriptors
 from support.processes import eventually
 from support.serving import serving
 
@@ -50,6 +56,15 @@ def changed(dsn: str, statement: str) -> None:
 def count(dsn: str) -> int:
     with connect(dsn) as connection:
         found = connection.execute("SELECT count(*) AS n FROM sandboxes.sandboxes").fetchone()
+    assert found is not None
+    return int(found["n"])
+
+
+def keys(dsn: str) -> int:
+    with connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT count(*) AS n FROM logbook.idempotency_keys WHERE status_code IS NULL"
+        ).fetchone()
     assert found is not None
     return int(found["n"])
 
@@ -154,6 +169,21 @@ def test_what_is_anothers_is_not_there(http: httpx2.Client) -> None:
     assert http.get(f"/v1/sandboxes/{box['id']}", params={"actor_user_id": "ada"}).json()["status"] == "ready"
 
 
+def test_an_owner_that_cannot_be_anybody_is_refused_everywhere(http: httpx2.Client, dsn: str) -> None:
+    url = f"/v1/sandboxes/{made(http)['id']}"
+    for nobody in ("a\x00b", "", "x" * 9000, "a b"):
+        params = {"actor_user_id": nobody}
+        for reply in (
+            http.get("/v1/sandboxes", params=params),
+            http.get(url, params=params),
+            http.post(f"{url}/stop", params=params),
+            http.post("/v1/sandboxes", json=params),
+            http.post("/mcp", json={"tool": "sandbox_create", "arguments": params}),
+        ):
+            assert told(reply) == (400, "INVALID_ARGUMENT"), nobody
+    assert count(dsn) == 1
+
+
 UNMAKEABLE: list[dict[str, Any]] = [
     {"profile": "kubernetes"},
     {"ttl_seconds": 1},
@@ -173,6 +203,7 @@ UNRUNNABLE: list[dict[str, Any]] = [
     {"argv": ["true"], "timeout_seconds": 0},
     {"argv": ["true"], "timeout_seconds": 700},
     {"argv": ["true"], "stdin": "&", "stdin_encoding": "base64"},
+    {"argv": ["true"], "stdin": "é", "stdin_encoding": "base64"},
     {"argv": ["a\x00b"]},
 ]
 
@@ -185,6 +216,25 @@ def test_what_cannot_be_made_or_run_is_refused_before_anything_is_done(http: htt
     for wrong in (*UNRUNNABLE, *UNRUNNABLE):
         reply = http.post(url, json=wrong, headers={"Idempotency-Key": "key-1"})
         assert told(reply) == (400, "INVALID_ARGUMENT"), wrong
+    assert keys(dsn) == 0
+
+
+@pytest.mark.anyio
+async def test_input_that_is_not_base64_spends_no_key_however_it_comes(
+    gateway: str, http: httpx2.Client, dsn: str
+) -> None:
+    asked = {"sandbox_id": made(http)["id"], "argv": ["cat"], "stdin_encoding": "base64"}
+    wrong = {**asked, "idempotency_key": "key-1", "stdin": "é"}
+    for _ in range(2):
+        bare = http.post("/mcp", json={"tool": "sandbox_exec", "arguments": wrong})
+        assert told(bare) == (400, "INVALID_ARGUMENT")
+        assert "stdin is not base64" in bare.json()["message"]
+    async with Client(f"{gateway}/mcp") as client:
+        for _ in range(2):
+            assert "stdin is not base64" in str((await client.call_tool("sandbox_exec", wrong)).content)
+        assert keys(dsn) == 0
+        right = {**wrong, "stdin": "w6k="}
+        assert (await client.call_tool("sandbox_exec", right)).structured_content["stdout"] == "é"
 
 
 def test_one_key_one_sandbox(http: httpx2.Client, dsn: str) -> None:
@@ -272,6 +322,67 @@ def test_a_stream_is_followed_and_hanging_up_ends_the_command(http: httpx2.Clien
     assert told(http.post(f"/v1/sandboxes/{NOBODYS}/exec", json=body, headers=accept)) == (404, "NOT_FOUND")
 
 
+@pytest.fixture
+def talkative(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
+    """Passes on more than the network holds, from commands that have little time."""
+    monkeypatch.setattr(sandlock_driver, "PATIENCE_SECONDS", 0.5)
+    much = replace(settings, sandbox_output_bytes=32 << 20)
+    with serving(build_app(much)) as url, httpx2.Client(base_url=url, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def test_who_reads_a_stream_slowly_is_given_its_end(talkative: httpx2.Client) -> None:
+    url = f"/v1/sandboxes/{made(talkative)['id']}/exec"
+    body = {"argv": ["head", "-c", str(24 << 20), "/dev/zero"], "timeout_seconds": 1}
+    key = {"Idempotency-Key": "key-1"}
+    with talkative.stream("POST", url, json=body, headers={**key, "Accept": "text/event-stream"}) as stream:
+        assert stream.status_code == 200
+        time.sleep(2)  # longer than the command has
+        whole = events(stream.read().decode())
+    assert [name for name, _ in whole][-1] == "exit"
+    again = talkative.post(url, json=body, headers=key)
+    assert (again.status_code, again.headers["Idempotency-Replayed"]) == (200, "true")
+    assert again.json()["ended_by"] == whole[-1][1]["ended_by"] == "time"
+
+
+def test_those_who_hang_up_leave_no_descriptor(talkative: httpx2.Client) -> None:
+    url = f"/v1/sandboxes/{made(talkative)['id']}/exec"
+    body = {"argv": ["yes"], "timeout_seconds": 30}
+    before = descriptors()
+    for _ in range(20):
+        with talkative.stream("POST", url, json=body, headers={"Accept": "text/event-stream"}) as stream:
+            next(stream.iter_raw())
+    eventually(lambda: not {name for name in descriptors() - before if "pipe:" in name}, "the pipes' end")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stuck_at", ["http.response.start", "http.response.body"])
+async def test_a_stream_is_closed_when_its_client_hangs_up_while_it_is_sent(stuck_at: str) -> None:
+    """At once, and not when the garbage is collected: what runs for it is ended with it."""
+    hung_up, ended = asyncio.Event(), []
+
+    async def followed() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            yield b"second"
+        finally:
+            ended.append(True)
+
+    async def send(message: Message) -> None:
+        if message["type"] == stuck_at:
+            hung_up.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    rest = followed()
+    reply = _EndsWhenNobodyListens(await anext(rest), rest)
+    await reply({"type": "http"}, receive, send)
+    assert ended == [True]
+
+
 def test_a_keyed_command_never_runs_twice(http: httpx2.Client, dsn: str) -> None:
     box = made(http)["id"]
     url, key = f"/v1/sandboxes/{box}/exec", {"Idempotency-Key": "key-1"}
@@ -303,6 +414,11 @@ def test_files_over_http(http: httpx2.Client, tmp_path: Path) -> None:
     assert told(http.put(f"{url}/x", content=b"x", headers={"Content-Type": "text/plain"})) == (
         415,
         "REQUEST_REFUSED",
+    )
+    untold = http.put(f"{url}/x", content=b"x")
+    assert (untold.status_code, untold.json()["message"]) == (
+        415,
+        "the body must be application/octet-stream",
     )
     assert http.post(f"{url}/x", content=b"x", headers=plain).status_code == 405
     run = url.replace("/files", "/exec")

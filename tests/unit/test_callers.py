@@ -39,6 +39,12 @@ def test_without_tokens_the_argument_says_who_acts() -> None:
     assert acting(LOCAL, "ada").scopes == frozenset(SCOPES)
 
 
+@pytest.mark.parametrize("nobody", ["", " ", "a b", "a\x00b", "a/\n", "\ud800", "x" * 129, "x" * 9000])
+def test_nobody_has_a_name_that_cannot_be_kept(nobody: str) -> None:
+    with pytest.raises(InputError, match="actor_user_id"):
+        acting(LOCAL, nobody)
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_scope_is_there_or_refused(scope: str) -> None:
     only = Caller("ada", frozenset({scope}), verified=True)

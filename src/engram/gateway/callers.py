@@ -2,7 +2,7 @@
 
 With tokens the caller is the token's owner, and an argument that names somebody
 else is refused. Without tokens (loopback only) the caller is whoever the
-argument says, and may do everything.
+argument says, if that can be anybody's name, and may do everything.
 
 A token may be limited to some shared spaces. Outside of them its caller can
 neither read nor write; its own private space it always has.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from engram.gateway.inputs import actor_problem, refuse
 from engram.gateway.spaces import Space, parse_space
 from engram.kernel.errors import Forbidden, InputError, Unauthenticated
 
@@ -95,6 +96,7 @@ def acting(caller: Caller | None, actor_user_id: str | None) -> Caller:
             f"this token acts for {caller.actor} and for nobody else",
             hint="leave actor_user_id out",
         )
+    refuse({"actor_user_id": actor_problem(actor_user_id)})
     return replace(caller, actor=actor_user_id)
 
 

@@ -43,7 +43,7 @@ def number_problem(number: int, low: int, high: int) -> str | None:
 def actor_problem(actor: str) -> str | None:
     if parse_space(f"private:{actor}") is None:
         return "must be 1 to 128 characters without spaces"
-    return None
+    return why_unstorable(actor)
 
 
 def project_space(project_key: str) -> Space:

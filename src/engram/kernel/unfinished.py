@@ -29,6 +29,20 @@ class Unfinished:
             await asyncio.wait(self._tasks, timeout=seconds)
 
 
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end, and only then be cancelled: it uses what the caller is about to take away."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not task.cancelled():
+        task.exception()  # seen; that the caller is to end is more than how this did
+        raise cancelled
+    return task.result()
+
+
 class Later:
     """Work that begins after a while, unless it was cancelled: until then a timer, which costs next to nothing."""
 

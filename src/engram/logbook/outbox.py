@@ -13,15 +13,17 @@ without audits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from operator import index
 from typing import Any, TypeVar
 from uuid import UUID
 
 from engram.kernel.clock import SYSTEM_CLOCK
 from engram.kernel.content import labelled_sha, storable, why_unstorable
 from engram.kernel.content import payload_sha as sha_of
+from engram.kernel.durations import MOST_SECONDS
 from engram.kernel.errors import OutboxInvalid
 from engram.logbook.config import Config
 from engram.logbook.primitive import primitive
@@ -34,6 +36,9 @@ SQL = load_sql("engram.logbook", "outbox.sql")
 
 # Where whoever parked something says so: a hint to look now, never a promise.
 CHANNEL = "engram_outbox"
+# PostgreSQL knows times that Python does not: a row that waits for one could be neither claimed nor read.
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+MAX_BIGINT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def enqueue_memory(
         "payload_sha": sha_of(payload_md),
         "payload_md": payload_md,
         "item_id": item_id,
-        "last_error": last_error,
+        "last_error": None if last_error is None else storable(last_error),
         "words": tsvector(tokenize(payload_md)),
     }
     return Query(SQL["enqueue"], scalar, params)
@@ -234,8 +239,7 @@ def renew_many(
     What it tells of the memory is what `check_dedup` is for, and more: content that any write
     has stored meanwhile, not only one through the outbox, need not be sent again.
     """
-    held = sorted(dict(leases).items())
-    params = {"worker_id": worker_id, **_ids_and_tokens(held)}
+    params = {"worker_id": worker_id, **_ids_and_tokens(dict(leases))}
     return Query(SQL["renew_many"], _renewals, params)
 
 
@@ -278,8 +282,7 @@ def record_conflicts(
     worker_id: str, leases: Iterable[tuple[int, int | None]], config: Config | None = None
 ) -> Query[set[int]]:
     """The ids that really were lost; the others had been settled under this very lease."""
-    held = sorted(dict(leases).items())
-    params = {"worker_id": worker_id, **_ids_and_tokens(held)}
+    params = {"worker_id": worker_id, **_ids_and_tokens(dict(leases))}
     return Query(SQL["record_conflicts"], _ids, params)
 
 
@@ -357,18 +360,44 @@ def _fail(worker_id: str, deliveries: Iterable[Failed], read: Any, *, audited: b
         "audited": audited,
         "errors": [storable(d.error) for d in asked],
         "next_attempts": [_moment(d.next_attempt_at) for d in asked],
-        "delays": [d.delay for d in asked],
+        "delays": [_seconds(d.delay) for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
         "reasons": [d.reason for d in asked],
     }
     return Query(SQL["fail_many"], read, params)
 
 
-def _moment(given: datetime | str | None) -> datetime | str | None:
-    """PostgreSQL takes `infinity` for a time; a row that waits for it could neither be claimed nor read."""
-    if isinstance(given, str) and given.strip().lower().lstrip("+-").startswith("inf"):
-        raise OutboxInvalid(f"next_attempt_at: {given!r} is not a moment", hint="give a time with its zone")
-    return given
+def _moment(given: datetime | str | None) -> datetime | None:
+    """In UTC, as a time without a zone is taken to be."""
+    if given is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(given.strip()) if isinstance(given, str) else given
+        if moment.utcoffset() is None:
+            moment = moment.replace(tzinfo=UTC)
+        if EARLIEST <= moment <= LATEST:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError, TypeError, AttributeError):
+        pass
+    raise OutboxInvalid(
+        f"next_attempt_at: {given!r:.80} is not a moment that can be waited for",
+        hint="give an ISO 8601 time with its zone",
+        fields={"next_attempt_at": f"must be a time from {EARLIEST.year} to {LATEST.year}"},
+    )
+
+
+def _seconds(given: float) -> float:
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError, OverflowError):
+        seconds = float("nan")
+    if not abs(seconds) <= MOST_SECONDS:
+        raise OutboxInvalid(
+            f"delay: {given!r:.80} seconds cannot be waited for",
+            hint="give a number of seconds",
+            fields={"delay": f"must be at most {MOST_SECONDS}"},
+        )
+    return seconds
 
 
 def _dead(worker_id: str, deliveries: Iterable[Dead], read: Any, *, audited: bool) -> Query[Any]:
@@ -388,7 +417,7 @@ def _release(worker_id: str, leases: Iterable[Released], read: Any) -> Query[Any
     params = {
         **_leases(worker_id, asked),
         "errors": [None if d.error is None else storable(d.error) for d in asked],
-        "delays": [d.delay for d in asked],
+        "delays": [_seconds(d.delay) for d in asked],
         "ambiguous": [d.ambiguous for d in asked],
         "reasons": [d.reason for d in asked],
     }
@@ -442,13 +471,28 @@ def _requeued(found: list[Row]) -> Requeued | None:
 
 def _distinct(deliveries: Iterable[D]) -> list[D]:
     """One settle per row, in id order: two bulk settles then lock in the same order."""
-    return sorted({d.outbox_id: d for d in deliveries}.values(), key=lambda d: d.outbox_id)
+    return [d for _, d in sorted({_number("outbox_id", d.outbox_id): d for d in deliveries}.items())]
 
 
 def _leases(worker_id: str, asked: Sequence[Settlement]) -> dict[str, Any]:
-    held = [(d.outbox_id, d.lease_token) for d in asked]
-    return {"worker_id": worker_id, **_ids_and_tokens(held)}
+    return {"worker_id": worker_id, **_ids_and_tokens({d.outbox_id: d.lease_token for d in asked})}
 
 
-def _ids_and_tokens(held: Sequence[tuple[int, int | None]]) -> dict[str, Any]:
-    return {"outbox_ids": numbers(i for i, _ in held), "lease_tokens": numbers(token for _, token in held)}
+def _ids_and_tokens(leases: Mapping[int, int | None]) -> dict[str, Any]:
+    held = sorted((_number("outbox_id", i), token) for i, token in leases.items())
+    tokens = (None if token is None else _number("lease_token", token) for _, token in held)
+    return {"outbox_ids": numbers(i for i, _ in held), "lease_tokens": numbers(tokens)}
+
+
+def _number(name: str, given: int) -> int:
+    try:
+        number = index(given)
+    except TypeError:
+        number = MAX_BIGINT + 1
+    if abs(number) > MAX_BIGINT:
+        raise OutboxInvalid(
+            f"{name}: {given!r:.80} is none",
+            hint="give it as the claim did",
+            fields={name: "must be a whole number"},
+        )
+    return number

@@ -49,6 +49,8 @@ SET locked_by = %(worker_id)s,
     locked_at = now(),
     lease_seconds = %(lease_seconds)s,
     lease_token = nextval('logbook.lease_token_seq'),
+    -- A time that somebody else's statement wrote and Python cannot read would hold up all the others.
+    next_attempt_at = GREATEST(o.next_attempt_at, 'epoch'),
     -- Taking over from a holder that never settled: it may have delivered.
     ambiguous = o.ambiguous OR o.locked_at IS NOT NULL,
     updated_at = now()
@@ -102,7 +104,8 @@ WITH asked AS MATERIALIZED (
     UPDATE logbook.outbox_memory o
     SET locked_by = NULL,
         locked_at = NULL,
-        next_attempt_at = GREATEST(o.next_attempt_at, now() + make_interval(secs => asked.delay)),
+        next_attempt_at = LEAST(GREATEST(o.next_attempt_at, now() + make_interval(secs => asked.delay), 'epoch'),
+                                '9999-01-01 00:00Z'),
         ambiguous = o.ambiguous OR asked.ambiguous,
         last_error = COALESCE(asked.error, o.last_error),
         updated_at = now()
@@ -178,7 +181,9 @@ WITH asked AS MATERIALIZED (
 ), settled AS (
     UPDATE logbook.outbox_memory o
     SET retry_count = o.retry_count + 1,
-        next_attempt_at = COALESCE(asked.next_attempt_at, now() + make_interval(secs => asked.delay)),
+        next_attempt_at = LEAST(GREATEST(
+            COALESCE(asked.next_attempt_at, now() + make_interval(secs => asked.delay)), 'epoch'),
+            '9999-01-01 00:00Z'),
         last_error = asked.error,
         ambiguous = o.ambiguous OR asked.ambiguous,
         locked_at = NULL,

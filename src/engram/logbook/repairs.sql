@@ -104,7 +104,9 @@ WITH asked AS MATERIALIZED (
     FOR UPDATE OF o
 ), cleared AS (
     UPDATE logbook.outbox_memory o
-    SET locked_by = NULL, locked_at = NULL, ambiguous = true, next_attempt_at = now(), updated_at = now()
+    -- With a new token: what the old holder may still try is refused as somebody else's, and audited.
+    SET locked_by = NULL, locked_at = NULL, lease_token = nextval('logbook.lease_token_seq'),
+        ambiguous = true, next_attempt_at = now(), updated_at = now()
     FROM held WHERE o.outbox_id = held.outbox_id
     RETURNING o.outbox_id
 ), audit AS (

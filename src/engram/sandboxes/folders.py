@@ -22,9 +22,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from engram.kernel.clock import SYSTEM_CLOCK
 from engram.kernel.errors import InputError, NotFound, SandboxUnavailable
 
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# One that is nobody's, to see whether any can be: no row has its name, so it must not look like an id.
+_PROBE = re.compile(r"\.probe-[0-9a-f]{16}")
+# Longer than any probe takes.
+PROBE_SECONDS = 600.0
 MAX_PATH_CHARS = 1024
 MAX_PATH_PARTS = 64
 
@@ -91,8 +96,8 @@ class Folders:
         _erase(doomed)
 
     def remove_leftovers(self) -> int:
-        """What a removal that was killed left."""
-        left = [path for path in self._entries() if path.name.startswith(".gone-")]
+        """What a removal or a probe that was killed left."""
+        left = [path for path in self._entries() if path.name.startswith(".gone-") or _is_old_probe(path)]
         for path in left:
             _erase(path)
         return len(left)
@@ -115,7 +120,7 @@ class Folders:
         *above, name = _checked(path).split("/")
         draft = f".{secrets.token_hex(8)}.part"
         with self._opened(sandbox_id) as work, self._made(work, above) as folder:
-            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+            fd = _drafted(draft, folder, path)
             try:
                 self._give(fd)
                 yield fd
@@ -134,7 +139,7 @@ class Folders:
         try:
             os.unlink(name, dir_fd=folder)
         except OSError as error:
-            raise _told(error, path) from error
+            raise told(error, path) from error
         finally:
             os.close(folder)
 
@@ -161,6 +166,8 @@ class Folders:
                     made = True
                 except FileExistsError:
                     made = False
+                except OSError as error:
+                    raise told(error, beyond) from error
                 deeper = _beneath(work, beyond, _FOLDER)
                 os.close(folder)
                 folder = deeper
@@ -175,12 +182,24 @@ class Folders:
             os.fchown(fd, self._uid, self._uid)
 
     def _folder(self, sandbox_id: str) -> Path:
-        if not ID.fullmatch(sandbox_id):
+        if not (ID.fullmatch(sandbox_id) or _PROBE.fullmatch(sandbox_id)):
             raise not_here(sandbox_id)
         return self.root / sandbox_id
 
     def _entries(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []
+
+
+def probe_name() -> str:
+    return f".probe-{secrets.token_hex(8)}"
+
+
+def _is_old_probe(path: Path) -> bool:
+    if not _PROBE.fullmatch(path.name):
+        return False
+    with suppress(FileNotFoundError):
+        return SYSTEM_CLOCK.now().timestamp() - path.lstat().st_mtime > PROBE_SECONDS
+    return False
 
 
 def not_here(sandbox_id: str) -> NotFound:
@@ -223,22 +242,31 @@ def _beneath(folder: int, path: str, flags: int) -> int:
             return fd
         number = ctypes.get_errno()
         if number not in (errno.EAGAIN, errno.EINTR):  # somebody moved a folder meanwhile: again
-            raise _told(OSError(number, os.strerror(number)), path)
+            raise told(OSError(number, os.strerror(number)), path)
+
+
+def _drafted(draft: str, folder: int, path: str) -> int:
+    try:
+        return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+    except OSError as error:
+        raise told(error, path) from error
 
 
 def _renamed(draft: str, name: str, folder: int, path: str) -> None:
     try:
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
-        raise _told(error, path) from error
+        raise told(error, path) from error
 
 
 def _unlinked(draft: str, folder: int) -> None:
-    with suppress(FileNotFoundError):
+    """If it can be; what cannot goes with the sandbox, and counts until then."""
+    with suppress(OSError):
         os.unlink(draft, dir_fd=folder)
 
 
-def _told(error: OSError, path: str) -> Exception:
+def told(error: OSError, path: str) -> Exception:
+    """For whoever named the path."""
     if error.errno == errno.ENOENT:
         return NotFound(f"there is no file {path!r} in the sandbox")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOSYS):

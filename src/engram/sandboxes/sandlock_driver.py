@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from engram.kernel.errors import (
     ArtifactTooLarge,
@@ -29,9 +28,11 @@ from engram.kernel.errors import (
     StateConflict,
 )
 from engram.kernel.logs import fields
+from engram.kernel.unfinished import to_the_end
 from engram.sandboxes.driver import Command, Ended, EndedBy, Event, Limits, Output, Stream
-from engram.sandboxes.folders import Folders, not_here
+from engram.sandboxes.folders import Folders, not_here, probe_name, told
 from engram.sandboxes.profiles import link_python, profiles, reachable
+from engram.sandboxes.room import Disks
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class SandlockDriver:
         self._helper: _Helper | None = None
         self._starting = asyncio.Lock()
         self._works = False
+        self._disks = Disks()
 
     @property
     def profiles(self) -> Sequence[str]:
@@ -78,7 +80,7 @@ class SandlockDriver:
             return None
         try:
             reason = await self._tried()
-        except (SandboxUnavailable, OSError) as error:
+        except (EngramError, OSError) as error:
             return str(error)
         self._works = reason is None
         return reason
@@ -109,13 +111,15 @@ class SandlockDriver:
         return await asyncio.to_thread(look)
 
     async def put_file(self, sandbox_id: str, path: str, content: AsyncIterator[bytes]) -> int:
-        most, size = min(await self._room(sandbox_id), self._limits.file_bytes), 0
+        room = await self._disks.room(sandbox_id, lambda: self._free(sandbox_id))
+        most, size = self._limits.file_bytes, 0
         with self._folders.writing(sandbox_id, path) as fd:
             async for part in content:
                 size += len(part)
                 if size > most:
                     raise ArtifactTooLarge(f"a file may have at most {most} bytes here")
-                await asyncio.to_thread(_write, fd, part)
+                async with room.taking(len(part)):
+                    await to_the_end(asyncio.to_thread(_write, fd, part, path))
         return size
 
     async def get_file(self, sandbox_id: str, path: str) -> tuple[int, AsyncIterator[bytes]]:
@@ -142,7 +146,7 @@ class SandlockDriver:
         try:
             yield run.events(self._limits.output_bytes, command.timeout_seconds + PATIENCE_SECONDS)
         finally:
-            await run.close()
+            await to_the_end(run.close())
 
     async def close(self) -> None:
         """The helper ends when its socket does, and what it runs with it."""
@@ -168,7 +172,7 @@ class SandlockDriver:
             "disk_bytes": self._limits.disk_bytes,
         }
 
-    async def _room(self, sandbox_id: str) -> int:
+    async def _free(self, sandbox_id: str) -> int:
         """What may still be written to its disk."""
         if not await self.has(sandbox_id):
             raise not_here(sandbox_id)
@@ -176,12 +180,12 @@ class SandlockDriver:
         run = _Run(await self._running_helper(), order, b"")
         try:
             async with _patient(PATIENCE_SECONDS):
-                room = self._limits.disk_bytes - int((await run.outcome())["used"])
+                free = self._limits.disk_bytes - int((await run.outcome())["used"])
         finally:
-            await run.close()
-        if room <= 0:
+            await to_the_end(run.close())
+        if free <= 0:
             raise _full()
-        return room
+        return free
 
     async def _tried(self) -> str | None:
         """Run a command, and see."""
@@ -198,7 +202,7 @@ class SandlockDriver:
                 f"this kernel has Landlock {max(helper.landlock, 0)}, and {helper.needed} is needed;"
                 " use a newer kernel, with Landlock switched on (lsm=landlock,...)"
             )
-        probe = str(uuid4())
+        probe = probe_name()
         await self.create(probe)
         try:
             async with self.exec(probe, Command(["true"], timeout_seconds=10)) as events:
@@ -230,13 +234,22 @@ class _Run:
         self._truncated = self._flooded = False
 
     async def events(self, output_bytes: int, seconds: float) -> AsyncIterator[Event]:
+        """So many seconds may be waited for the command, not for whoever follows it."""
         self._left, self._overflow = output_bytes, output_bytes * OVERFLOW
         outcome = self._begun(self.outcome())
         self._begun(self._feed())
         self._begun(self._read_both())
+        loop = asyncio.get_running_loop()
+        while True:
+            # Never around a yield: it would cancel whatever the follower is at.
+            async with _patient(seconds):
+                began = loop.time()
+                event = await self._events.get()
+                seconds -= loop.time() - began
+            if event is None:
+                break
+            yield event
         async with _patient(seconds):
-            while (event := await self._events.get()) is not None:
-                yield event
             found = await outcome
         yield self._ended(found)
 
@@ -374,7 +387,8 @@ def _start(uid: int | None) -> _Helper:
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={},
+            # sandlock will not be imported without one, and not every user has it elsewhere.
+            env={"HOME": "/"},
             start_new_session=True,
         )
     try:
@@ -397,10 +411,13 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _write(fd: int, part: bytes) -> None:
+def _write(fd: int, part: bytes, path: str) -> None:
     left = memoryview(part)
-    while left:
-        left = left[os.write(fd, left) :]
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError as error:
+        raise told(error, path) from error
 
 
 def _refused(why: str) -> EngramError:

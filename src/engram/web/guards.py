@@ -23,7 +23,7 @@ Refuse = Callable[[GuardRefused], ASGIApp]
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:\[\]]+)(?::\d{1,5})?")
 _BODY_METHODS = {"POST", "PUT", "PATCH"}
-_MULTIPART = "multipart/form-data"
+_MULTIPART, _BYTES = "multipart/form-data", "application/octet-stream"
 
 
 class Guards:
@@ -73,7 +73,7 @@ class Guards:
         self._check_host(headers.getlist("host"))
         self._check_origin(headers.get("origin"))
         if scope["method"] in _BODY_METHODS and self._file_bytes(scope) is None:
-            self._check_type(scope["path"], headers)
+            self._check_type(scope, headers)
         declared = headers.get("content-length", "0")
         if not (declared.isascii() and declared.isdecimal()):
             raise GuardRefused("Content-Length is not a number", http_status=400)
@@ -90,7 +90,7 @@ class Guards:
 
     def _file_bytes(self, scope: Scope) -> int | None:
         """How many plain bytes this request may have; None: it is none that has any."""
-        if _content_type(Headers(scope=scope)) != "application/octet-stream":
+        if _content_type(Headers(scope=scope)) != _BYTES:
             return None
         fitting = (most for pattern, most in self._files.items() if pattern.fullmatch(scope["path"]))
         return next(fitting, None)
@@ -113,14 +113,16 @@ class Guards:
             hint="add it to ENGRAM_ALLOWED_ORIGINS if it is yours",
         )
 
-    def _check_type(self, path: str, headers: Headers) -> None:
-        given = _content_type(headers)
+    def _check_type(self, scope: Scope, headers: Headers) -> None:
+        path, given = scope["path"], _content_type(headers)
         bodiless = headers.get("content-length") == "0" and not given
         if bodiless or given == "application/json":
             return
         if given == _MULTIPART and path in self._multipart:
             return
-        raise GuardRefused("the body must be application/json", http_status=415)
+        plain = scope["method"] == "PUT" and any(pattern.fullmatch(path) for pattern in self._files)
+        wanted = _BYTES if plain else "application/json"
+        raise GuardRefused(f"the body must be {wanted}", http_status=415)
 
     def _is_ours(self, host: str) -> bool:
         match = _HOST.fullmatch(host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -149,7 +149,7 @@ async def exec_(
         events = running.streamed()
         # Until something has started, what is wrong is a reply of its own.
         first = await anext(events)
-        return _EndsWhenNobodyListens(_chained(first, events), media_type=STREAM)
+        return _EndsWhenNobodyListens(first, events)
     return await running.answered()
 
 
@@ -195,10 +195,17 @@ async def delete_file(
 
 
 class _EndsWhenNobodyListens(StreamingResponse):
-    """The server by itself would notice a client that hung up only when there is something to send."""
+    """The server by itself would notice a client that hung up only when there is something to send.
+
+    Whatever comes first, the events are closed: who is cancelled while it sends leaves them as they are.
+    """
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+        self._rest, self._all = rest, _chained(first, rest)
+        super().__init__(self._all, media_type=STREAM)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with aclosing(self._rest), aclosing(self._all), asyncio.TaskGroup() as group:
             sending = group.create_task(self.stream_response(send))
             listening = group.create_task(_gone(receive))
             await asyncio.wait((sending, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -301,11 +308,10 @@ def _event(name: str, data: Any) -> bytes:
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    async with aclosing(rest):
-        yield first
-        async for part in rest:
-            yield part
+async def _chained(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield first
+    async for part in rest:
+        yield part
 
 
 def _owner(request: Request, actor: str | None, scope: str) -> tuple[str, Services]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from engram.api.tools.base import Call, Checked, Prepared, Tool, WriteArguments
 from engram.kernel import correlation
-from engram.kernel.errors import InputError
 from engram.sandboxes.driver import Command, EndedBy
 from engram.sandboxes.rows import SandboxRow
 from engram.sandboxes.service import Outcome
 
 MAX_ARGUMENTS = 1000
 DEFAULT_TIMEOUT_SECONDS = 60.0
+Encoding = Literal["utf-8", "base64"]
 Status = Literal["creating", "ready", "failed", "stopped", "expired", "deleted"]
 
 
@@ -40,9 +39,7 @@ class CommandArguments(Checked):
         min_length=1, max_length=MAX_ARGUMENTS, description="The program and its arguments; no shell."
     )
     stdin: str | None = Field(default=None, description="What the command reads from its standard input.")
-    stdin_encoding: Literal["utf-8", "base64"] = Field(
-        default="utf-8", description="How stdin is written: utf-8 or base64."
-    )
+    stdin_encoding: Encoding = Field(default="utf-8", description="How stdin is written: utf-8 or base64.")
     timeout_seconds: float = Field(
         default=DEFAULT_TIMEOUT_SECONDS, gt=0, le=86_400, description="After this it is ended."
     )
@@ -64,17 +61,27 @@ class CommandArguments(Checked):
             raise ValueError("must begin with a program")
         return value
 
+    @field_validator("stdin_encoding")
+    @classmethod
+    def _can_be_read(cls, value: Encoding, known: ValidationInfo) -> Encoding:
+        """Here, where it is refused before a key is spent on it."""
+        _decoded(known.data.get("stdin") or "", value)
+        return value
+
     def command(self) -> Command:
         return Command(self.argv, self.timeout_seconds, self._input(), self.cwd)
 
     def _input(self) -> bytes:
-        text = self.stdin or ""
-        if self.stdin_encoding == "utf-8":
-            return text.encode()
-        try:
-            return base64.b64decode(text, validate=True)
-        except binascii.Error as error:
-            raise InputError("stdin is not base64", fields={"stdin": "must be base64"}) from error
+        return _decoded(self.stdin or "", self.stdin_encoding)
+
+
+def _decoded(text: str, encoding: Encoding) -> bytes:
+    if encoding == "utf-8":
+        return text.encode()
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except ValueError as error:
+        raise ValueError("stdin is not base64") from error
 
 
 class ExecArguments(WriteArguments, CommandArguments):
