@@ -37,17 +37,15 @@ class Shelf:
         self.pipeline = DocumentPipeline(db, self.artifacts, parsers, vectors, batch=4)
         self.search = KnowledgeSearch(db, vectors)
 
-    async def started(
-        self, content: bytes, name: str, *, owner: str = "ada", title: str | None = None, lease: float = 60
-    ) -> Work:
-        """Uploaded, and leased to this worker."""
+    async def uploaded(
+        self, content: bytes, name: str, *, owner: str = "ada", title: str | None = None
+    ) -> tasks.Upload:
         artifact = self.artifacts.put(content)
-        task_id = uuid4()
         upload = tasks.Upload(
-            task_id=task_id,
+            task_id=uuid4(),
             document_id=uuid4(),
             owner=owner,
-            title=title or name,
+            title=title,
             filename=name,
             media_type=detect(content[:8192], name),
             sha256=hashlib.sha256(content).hexdigest(),
@@ -55,6 +53,13 @@ class Shelf:
             artifact_key=artifact.key,
         )
         await self.db.run(tasks.create(upload))
+        return upload
+
+    async def started(
+        self, content: bytes, name: str, *, owner: str = "ada", title: str | None = None, lease: float = 60
+    ) -> Work:
+        """Uploaded, and leased to this worker."""
+        task_id = (await self.uploaded(content, name, owner=owner, title=title or name)).task_id
         started = await self.db.run(tasks.start("worker", [(task_id, "1-1")], lease))
         return started[task_id].work
 
@@ -67,7 +72,7 @@ class Shelf:
         content = content.encode() if isinstance(content, str) else content
         work = await self.started(content, name, owner=owner, title=title)
         count = await self.ingest(work)
-        assert await self.db.run(tasks.succeed([(work.task_id, work.lease_token, count)]))
+        assert await self.db.run(tasks.succeed([(work, count)]))
         return work.document_id
 
     async def segments(self, document_id: UUID) -> list[Row]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engram.ingest.chunking import HEADING_SEPARATOR, MAX_BYTES, OVERLAP_BYTES, Block, Passage, passages
+from engram.kernel.errors import DocumentRefused
 
 WORDS = st.sampled_from(
     ["lease ", "row. ", "Größe ", "续租约要早。", "settle? ", "\n", "\n\n", "租" * 40, "x" * 700, "a|b\n"]
@@ -97,3 +101,29 @@ def test_each_part_of_a_table_says_what_its_columns_are() -> None:
     found = passages([Block("table", 0, rows, None)])
     assert len(found) > 1
     assert all(passage.content.startswith("Item | Cost\n") for passage in found)
+
+
+@pytest.mark.parametrize("run", [".", "?!", "…", ".)", '."', "。", "a.", "\n", " .", ". ", ".\u00a0x"])
+def test_no_run_of_any_sign_takes_long(run: str) -> None:
+    """A worker that cuts a document renews its leases meanwhile, so it must have its turns."""
+    for size in (25_000, 200_000):
+        text = "Begin " + run * (size // len(run)) + "end"
+        began = time.thread_time()
+        found = passages([Block("text", 0, text, None)])
+        assert time.thread_time() - began < 4
+        assert fresh(found) == bare(text)
+
+
+def test_a_document_of_headings_over_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engram.ingest.chunking.MAX_PASSAGES", 50)
+    headings = [Block("heading", 1, f"Part {n}", None) for n in range(51)]
+    assert len(passages(headings[:50])) == 50
+    with pytest.raises(DocumentRefused, match="more than 50 passages"):
+        passages(headings)
+
+
+def test_an_ellipsis_or_a_quote_ends_a_sentence_once() -> None:
+    says = 'He waited... "Really?!" she said. '
+    found = passages([Block("text", 0, says * 60, None)])
+    assert len(found) > 1
+    assert all(passage.content.endswith(("...", '?!"', "said.")) for passage in found)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import re
 import resource
 import signal
+import time
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,44 @@ async def test_text_in_other_encodings(parsers: Parsers, encoding: str, text: st
     assert text.split()[-1] in blocks[-1].text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Die Prüfung läuft in Zürich.",
+        "Größe: fünf Füße, größer als üblich; Maßstäbe für Übungen. Weiß „Österreich“ es?",
+        "Año nuevo, corazón y canción: ¿qué pasó mañana? «¡Ésta!»",
+        "L'été, où l'élève préféré a mangé des crêpes à côté du château. « Ça alors ! » Noël à Besançon.",
+        "ATENÇÃO: A PRODUÇÃO NÃO ESTÁ EM SITUAÇÃO DE EXCEÇÃO. INFORMAÇÃO, EDUCAÇÃO, AÇÕES.",
+        "Smörgåsbord på Åland: räksmörgås, köttbullar och blåbär från Västerås.",
+        "curly “quotes” and a dash – naïve café",
+    ],
+)
+def test_latin_text_is_not_taken_for_chinese(text: str) -> None:
+    for copies in (1, 50):
+        content = f"{text}\n" * copies
+        assert parser_child._decoded(content.encode("cp1252")) == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "续租约要早，不能太晚。",
+        "数据库是真相；流只说明有工作要做。任务由行决定是否运行，而不是由消息决定。",
+        "用Redis的Stream做队列，worker按lease续租；超过60秒没有心跳就算lapsed，由另一个worker接手。",
+        "## 安装\n\npip install engram\n\n先运行 `engram up`，再打开 http://127.0.0.1:8000/ 看看。",
+        "English first, a long paragraph of it, and only then 一句中文。",
+        "第3章 API（v2）：GET /tasks/{id} 返回JSON",
+        "繁體中文的文件也可以用這種編碼保存，雖然並不常見。",
+        "北京",
+        "生僻字：𠮷野家、龘、犇、骉。今天天气很好，我们去公园散步。",
+    ],
+)
+def test_chinese_text_is_read_as_chinese(text: str) -> None:
+    for copies in (1, 50):
+        content = f"{text}\n" * copies
+        assert parser_child._decoded(content.encode("gb18030")) == content
+
+
 def entities() -> Iterator[str]:
     yield '<!ENTITY a0 "lol">'
     for n in range(1, 10):
@@ -175,6 +216,24 @@ async def test_limits(limits: Limits, why: str | None) -> None:
         await parsers.shut()
 
 
+@pytest.mark.parametrize(("at_once", "children"), [(1, 6), (2, 2)])
+async def test_a_child_reads_for_one_owner_only(at_once: int, children: int) -> None:
+    parsers = Parsers(at_once=at_once)
+    try:
+        for owner in ("ada", "bob", "ada", "ada", "bob", "ada", "bob"):
+            assert await parsers.parse([GOOD[media.MARKDOWN]], media.MARKDOWN, owner=owner)
+            assert all(child.owner in ("ada", "bob") for child in parsers._idle)
+            assert len(parsers._idle) <= at_once
+        assert parsers.started == children
+        wanted = [parsers.parse([GOOD[media.MARKDOWN]], media.MARKDOWN, owner=f"user {n}") for n in range(8)]
+        assert all(await asyncio.gather(*wanted))
+        assert len(parsers._idle) <= at_once
+        assert parsers._living == len(parsers._idle)
+    finally:
+        await parsers.shut()
+    assert parsers._living == 0
+
+
 async def test_a_child_that_was_not_heard_out_is_not_used_again() -> None:
     parsers = Parsers(at_once=1, limits=Limits(text_bytes=1000))
     try:
@@ -187,7 +246,7 @@ async def test_a_child_that_was_not_heard_out_is_not_used_again() -> None:
 
 
 async def test_a_child_with_much_left_to_say_can_be_ended() -> None:
-    child = await _Child.start(Limits())
+    child = await _Child.start(Limits(), "ada")
     await child._ask([b"word " * 100_000], media.TEXT)
     while child._process._transport.get_pipe_transport(1).is_reading():  # type: ignore[attr-defined]
         await asyncio.sleep(0.01)
@@ -339,10 +398,26 @@ def test_what_is_of_no_known_kind_is_refused(head: bytes, name: str) -> None:
         (b"a,b\n1,2\n", "t.CSV", media.CSV),
         ("# x".encode("utf-16"), "x.md", media.MARKDOWN),
         (b"int main() {}", "main.c", media.TEXT),
+        (b"# How a PDF works\n\nIt begins with `%PDF-1.7`.\n", "how-pdf-works.md", media.MARKDOWN),
+        (b"A PDF begins with %PDF- and a number.", "notes", media.TEXT),
+        (b"\xef\xbb\xbf\r\n%PDF-1.4\n1 0 obj", "a.pdf", media.PDF),
+        (b"HTTP/1.1 200 OK\r\n\r\n%PDF-1.5\n" + bytes(range(256)) * 4, "a.pdf", media.PDF),
     ],
 )
 def test_content_decides_and_the_name_only_between_texts(head: bytes, name: str, found: str) -> None:
     assert detect(head, name) == found
+
+
+@pytest.mark.parametrize(
+    "before", [b"<!---->", b"<!-- a -->\n", b" \n", b"<?xml version='1.0'?>", b"<!--", b"<?xml "]
+)
+def test_what_stands_before_the_first_tag_takes_no_time(before: bytes) -> None:
+    for count in (25, 10_000):
+        began = time.thread_time()
+        assert detect(before * count + b"x", "page") == media.TEXT
+        assert time.thread_time() - began < 2
+    if not before.startswith((b"<!--", b"<?xml ")) or before.endswith(b">"):
+        assert detect(before * 1_000 + b"<HTML>", "page") == media.HTML
 
 
 MARKDOWN = """---
@@ -401,6 +476,15 @@ def test_every_word_of_any_markdown_is_in_a_block(parts: list[str]) -> None:
         assert found.count(word) == text.count(word)
 
 
+@pytest.mark.parametrize("lines", ["# {}", "a | b\n{}x", "{}", "> {}", "{}\n==="])
+def test_no_markdown_takes_long(lines: str) -> None:
+    began = time.thread_time()
+    for run in ("[", "[x](", "](", "-", "|-", "- ", "#", "`", "\\", "|", "*", "\n", "\n```", "[a]"):
+        text = lines.format(run * (200_000 // len(run)))
+        list(parser_child._Markdown(text.splitlines(), escaped=True).blocks())
+    assert time.thread_time() - began < 20
+
+
 async def test_html_keeps_nested_lists_and_quotes_and_no_markup_of_its_head(parsers: Parsers) -> None:
     page = (
         "<html><head><title>T</title><meta name=description content=hidden></head><body><h1>Top</h1>"
@@ -410,3 +494,93 @@ async def test_html_keeps_nested_lists_and_quotes_and_no_markup_of_its_head(pars
     for word in ("inner", "quoted", "1 * 2_3 # 4"):
         assert word in text
     assert "hidden" not in text
+
+
+async def told(parsers: Parsers, page: str) -> str:
+    return "\n".join(block.text for block in await read(parsers, page.encode(), media.HTML))
+
+
+async def test_html_keeps_what_is_in_forms_and_menus(parsers: Parsers) -> None:
+    page = (
+        "<html><body><header><nav><ul><li><a href=/a>Menu entry</a></li></ul></nav></header><h1>Top</h1>"
+        "<form action=/x><label>Your name</label><p>Everything of this page is in its form.</p>"
+        "<select><option>first choice</option></select></form><p>after</p>"
+        f"{'<p>And much else, of which they are not worth mentioning.</p>' * 100}</body></html>"
+    )
+    text = await told(parsers, page)
+    for words in ("Menu entry", "Your name", "is in its form", "first choice", "after"):
+        assert words in text
+
+
+@pytest.mark.parametrize("depth", [10, 63, 70, 500, 20_000])
+async def test_html_keeps_what_is_nested_deep(parsers: Parsers, depth: int) -> None:
+    page = (
+        "<html><head><title>T</title><style>p {color: red}</style></head><body><h1>Top &amp; first</h1>"
+        f"<p>before</p>{'<div>' * depth}<h2>Deep <b>down</b></h2><p>It is 5 &lt; 6<br>in here.</p>"
+        f"<script>var hidden = '</p>'</script><!-- a <p>hidden</p> note -->{'</div>' * depth}<p>after</p></body></html>"
+    )
+    blocks = await read(parsers, page.encode(), media.HTML)
+    assert [(block.kind, block.level) for block in blocks if block.kind == "heading"] == [
+        ("heading", 1),
+        ("heading", 2),
+    ]
+    text = "\n".join(block.text for block in blocks)
+    for words in ("Top & first", "before", "It is 5 < 6", "in here.", "after"):
+        assert words in text
+    assert "Deep down" in text.replace("**", "")
+    assert "hidden" not in text
+    assert "color" not in text
+
+
+async def test_html_that_is_whole_keeps_its_structure_whatever_it_hides(parsers: Parsers) -> None:
+    links = "".join(f"<li><a href='/a/long/path/to/{n}'>link {n}</a></li>" for n in range(30))
+    page = (
+        f"<html><body><h1>Top</h1><ul>{links}</ul><table><tr><th>a</th></tr><tr><td>b</td></tr></table>"
+        f"<div hidden>{'secret ' * 200}</div><div class='flex hidden'>shown</div>"
+        f"<div style='Display : none'>{'secret ' * 200}</div><noscript>{'secret ' * 200}</noscript>"
+        f"<svg><text>{'secret ' * 200}</text></svg><p>a &lt; b</p></body></html>"
+    )
+    blocks = await read(parsers, page.encode(), media.HTML)
+    assert "table" in [block.kind for block in blocks]
+    assert "secret" not in "".join(block.text for block in blocks)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "<a ",
+        "<a b='",
+        '<a b="c" ',
+        "<!--",
+        "<!",
+        "<?",
+        "</",
+        "</a",
+        "<",
+        "<b",
+        "<script>",
+        "<div hidden>",
+        "&#",
+    ],
+)
+def test_no_page_takes_long_to_look_at(run: str) -> None:
+    began = time.thread_time()
+    parser_child._Page(f"<p>x</p>{run * (400_000 // len(run))}").blocks()
+    assert time.thread_time() - began < 10
+
+
+def far_down(row: int) -> bytes:
+    """A workbook of three sheets, of which the second has a cell in that row and the third has none."""
+    book = samples.xlsx({"Near": [["first", "cell"]], "Far": [["a"], ["stray"]], "Empty": []})
+    with zipfile.ZipFile(io.BytesIO(book)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    moved = members["xl/worksheets/sheet2.xml"].replace(b'"2"', b'"%d"' % row).replace(b"A2", b"A%d" % row)
+    return samples.zipped({**members, "xl/worksheets/sheet2.xml": moved})
+
+
+async def test_a_sheet_with_a_cell_far_down_is_read_or_the_workbook_refused(parsers: Parsers) -> None:
+    text = "".join(block.text for block in await read(parsers, far_down(1000), media.XLSX))
+    assert "stray" in text
+    assert "first" in text
+    with pytest.raises(DocumentRefused, match="delete its empty rows"):
+        await read(parsers, far_down(1_048_576), media.XLSX)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from engram.ingest import segments, tasks
 from engram.ingest.chroma import ChromaVectors
 from engram.ingest.chunking import Passage
-from engram.ingest.ingest_worker import TaskLease
+from engram.ingest.ingest_worker import IngestWorker, TaskLease
+from engram.ingest.redis_queue import RedisQueue
+from engram.ingest.seam import Work
 from engram.ingest.vectors import RowVectors
 from engram.kernel.errors import (
     ConstraintViolated,
     DocumentRefused,
     EmbeddingFailed,
     LeaseLost,
+    StateConflict,
     VectorStoreFailed,
 )
+from engram.kernel.settings import Settings
 from engram.postgres import AsyncExecutor
+from engram.postgres.pool import connect
 from engram.search.embeddings import LocalEmbedder
 from ingest import samples
 from ingest.documents import LosingLease, Shelf, asked, shelf_on
@@ -107,6 +115,131 @@ async def test_nothing_is_written_or_removed_without_the_lease(shelf: Shelf, tak
     assert not await shelf.db.run(segments.write(work, other, None))
     assert not await shelf.db.run(segments.write(work, [], None, count=0))
     assert await shelf.segments(work.document_id) == [row]
+
+
+ROWS = "Row by row. " * 40
+BOTH = "".join(f"# Part {n}\n\nWhat part {n} says. {ROWS}\n" for n in range(30)).encode()
+
+
+class Interrupting(TaskLease):
+    """Something happens after the first batch."""
+
+    def __init__(self, db: AsyncExecutor, work: Work, then: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(db, work)
+        self.then: Callable[[], Awaitable[object]] | None = then
+
+    async def progress(self, processed: int, total: int) -> None:
+        await super().progress(processed, total)
+        if self.then is not None:
+            then, self.then = self.then, None
+            await then()
+
+
+@pytest.mark.parametrize(("first", "second"), [("a.md", "a.txt"), ("a.txt", "a.md")])
+async def test_the_same_bytes_as_two_kinds_at_once_leave_one_of_them_whole(
+    shelf: Shelf, first: str, second: str
+) -> None:
+    expected = await shelf.add(BOTH, second, owner="bob", title="Rows")
+    older = await shelf.started(BOTH, first, title="Rows")
+
+    async def uploaded_anew() -> None:
+        assert await shelf.add(BOTH, second, title="Rows") == older.document_id
+
+    with pytest.raises(StateConflict, match="another kind"):
+        await shelf.pipeline.ingest(older, Interrupting(shelf.db, older, uploaded_anew))
+    await whole(shelf, older.document_id, expected)
+    # Its next try reads what the document is now.
+    failure = tasks.Failure(older.task_id, older.lease_token, "overtaken", 0.0)
+    await shelf.db.run(tasks.fail([failure], 10))
+    again = (await shelf.db.run(tasks.start_due("worker", 1, 60)))[older.task_id].work
+    count = await shelf.ingest(again)
+    assert await shelf.db.run(tasks.succeed([(again, count)])) == [older.task_id]
+    await whole(shelf, older.document_id, expected)
+
+
+async def test_a_late_success_does_not_tell_of_what_the_document_was_before(shelf: Shelf) -> None:
+    expected = await shelf.add(BOTH, "a.txt", owner="bob", title="Rows")
+    older = await shelf.started(BOTH, "a.md", title="Rows")
+    count = await shelf.ingest(older)
+    await shelf.add(BOTH, "a.txt", title="Rows")
+    assert await shelf.db.run(tasks.succeed([(older, count)])) == [older.task_id]
+    await whole(shelf, older.document_id, expected)
+
+
+async def test_another_title_at_once_is_in_all_words_or_in_none(shelf: Shelf) -> None:
+    older = await shelf.started(BOTH, "a.md", title="Harbour")
+
+    async def uploaded_anew() -> None:
+        await shelf.add(BOTH, "a.md", title="Lighthouse")
+
+    with pytest.raises(StateConflict, match="another title"):
+        await shelf.pipeline.ingest(older, Interrupting(shelf.db, older, uploaded_anew))
+    rows = await shelf.segments(older.document_id)
+    assert len(rows) == 30
+    assert all("lighthouse" in row["words"] and "harbour" not in row["words"] for row in rows)
+
+
+async def test_two_workers_and_many_uploads_of_the_same_bytes_leave_one_whole_document(
+    shelf: Shelf, queue: RedisQueue, ingest_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.ingest.ingest_worker.TAKE_SECONDS", 0.02)
+    monkeypatch.setattr("engram.ingest.ingest_worker.DUE_SECONDS", 0.02)
+    expected = await shelf.add(BOTH, "last.txt", owner="bob")
+    patient = replace(ingest_settings, ingest_max_attempts=100)
+    workers = [IngestWorker(shelf.db, queue, shelf.pipeline, patient) for _ in range(2)]
+
+    async def step() -> None:
+        for worker in workers:
+            await worker.settle()
+            if worker.room:
+                await worker.run_once()
+
+    async with asyncio.timeout(60):
+        for n in range(8):
+            upload = await shelf.uploaded(BOTH, "last.txt" if n % 2 else "first.md")
+            await queue.put([upload.task_id])
+            await step()
+        while await shelf.db.run(
+            asked("SELECT id FROM ingest.ingest_task WHERE status <> 'SUCCEEDED' AND owner = 'ada'")
+        ):
+            await step()
+    (document,) = await shelf.db.run(tasks.documents("ada", 10))
+    await whole(shelf, document["id"], expected)
+    died = "SELECT task_id AS id FROM ingest.ingest_task_transition WHERE to_status = 'DEAD'"
+    assert await shelf.db.run(asked(died)) == []
+
+
+async def test_an_upload_waits_for_the_batch_that_is_being_written(shelf: Shelf, dsn: str) -> None:
+    """Whoever makes another kind of a document and whoever writes it are never at it together."""
+    work = await shelf.started(BOTH, "a.md")
+    with connect(dsn) as uploading:
+        uploading.execute("BEGIN")
+        changed = "UPDATE ingest.knowledge_document SET media_type = 'text/plain' WHERE id = %s"
+        uploading.execute(changed, [work.document_id])
+        writing = asyncio.create_task(
+            shelf.db.run(segments.write(work, [Passage(0, "", None, "as Markdown", 0)], None))
+        )
+        waits = (
+            "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        async with asyncio.timeout(20):
+            while not await shelf.db.run(asked(waits)):
+                await asyncio.sleep(0.01)
+        uploading.execute("COMMIT")
+        assert await writing == {"same": False}
+    assert await shelf.segments(work.document_id) == []
+
+
+async def whole(shelf: Shelf, document_id: UUID, expected: UUID) -> None:
+    """It has the passages of the other document, which was never anything else."""
+    found, wanted = [
+        [(row["ordinal"], row["heading"], row["content"]) for row in await shelf.segments(each)]
+        for each in (document_id, expected)
+    ]
+    assert found == wanted
+    document = await shelf.db.run(tasks.document("ada", document_id))
+    assert document is not None
+    assert (document["status"], document["segments"]) == ("READY", len(wanted))
 
 
 async def test_a_document_that_cannot_be_read_writes_nothing(shelf: Shelf) -> None:
@@ -219,6 +352,6 @@ async def test_an_unreachable_chroma_fails_the_try_and_is_worth_another(
             found = await shelf.search.search("ada", "anything")
             assert "Chroma" in (found.words_only_because or "")
             await shelf.vectors.discard(work.document_id)  # a document can be deleted all the same
-            assert await shelf.db.run(tasks.succeed([(work.task_id, work.lease_token, 0)]))
+            assert await shelf.db.run(tasks.succeed([(work, 0)]))
     finally:
         await chroma.shut()

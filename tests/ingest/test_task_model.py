@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from engram.ingest import tasks
 from engram.ingest.lifecycle import TASK
+from engram.ingest.seam import Work
 from engram.ingest.tasks import Failure, Upload
 from engram.logbook.config import Config
 from engram.logbook.connection import run
@@ -100,7 +101,8 @@ class Model(RuleBasedStateMachine):
     def succeed(self, pick: int, old: bool) -> None:
         task = self.tasks[pick]
         token = self._token(task, old)
-        done = run(tasks.succeed([(task.id, token, 2)]), self.config)
+        work = Work(task.id, uuid4(), "ann", "a", "text/plain", "", token)
+        done = run(tasks.succeed([(work, 2)]), self.config)
         assert bool(done) == (task.held(token) and self.now < task.until)
         if done:
             task.status = "SUCCEEDED"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +233,24 @@ def test_an_upload_is_taken_while_redis_is_away_and_found_by_the_sweeper(
         assert http.get("/metrics").status_code == 200
         with working(api_settings, pipeline):
             assert ended(http, made["taskId"])["status"] == "SUCCEEDED"
+
+
+def test_an_upload_that_is_broken_off_is_one_line_and_no_failure(
+    http: httpx2.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    head = (
+        f"POST {UPLOAD} HTTP/1.1\r\nHost: {http.base_url.host}\r\nContent-Length: 500000\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
+        'Content-Disposition: form-data; name="file"; filename="a.md"\r\n\r\nOnly the beginning'
+    )
+    with socket.create_connection((http.base_url.host, http.base_url.port)) as client:
+        client.sendall(head.encode())
+        client.shutdown(socket.SHUT_WR)
+    eventually(lambda: "upload.broken_off" in caplog.messages, "a word of it", 20)
+    assert [record.message for record in caplog.records if record.levelno > logging.INFO] == []
+    assert not [record for record in caplog.records if record.exc_info]
+    assert http.get("/api/knowledge/tasks").json()["tasks"] == []
 
 
 def test_bytes_that_an_upload_is_about_to_refer_to_are_not_deleted(

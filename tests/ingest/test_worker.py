@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -10,7 +13,13 @@ from engram.ingest import tasks
 from engram.ingest.lifecycle import TASK
 from engram.ingest.queue import Entry
 from engram.ingest.sweeper import Sweeper
-from engram.kernel.errors import ConstraintViolated, DocumentRefused, EngramError, LeaseLost
+from engram.kernel.errors import (
+    ConstraintViolated,
+    DocumentRefused,
+    EngramError,
+    LeaseLost,
+    RedisUnavailable,
+)
 from engram.kernel.metrics import REGISTRY
 
 from .conftest import FakePipeline, Machine
@@ -177,8 +186,10 @@ async def test_a_lapsed_lease_is_a_failure_and_the_late_holder_settles_nothing(m
 @pytest.mark.parametrize("fails", [False, True])
 async def test_nobody_settles_after_the_lease_or_for_another_holder(machine: Machine, fails: bool) -> None:
     gates = [asyncio.Event(), asyncio.Event()]
+    works = []
 
     async def slow(work, lease):
+        works.append(work)
         await gates[len(machine.pipeline.seen) - 1].wait()
         if fails:
             raise EngramError("late")
@@ -200,7 +211,8 @@ async def test_nobody_settles_after_the_lease_or_for_another_holder(machine: Mac
     assert (second["status"], second["attempt_count"]) == ("RUNNING", 1)
     # And while another holds it, the first one's token is worth nothing.
     first = second["lease_token"] - 1
-    assert await machine.db.run(tasks.succeed([(task_id, first, 1)])) == []
+    assert works[0].lease_token == first
+    assert await machine.db.run(tasks.succeed([(works[0], 1)])) == []
     assert await machine.db.run(tasks.fail([tasks.Failure(task_id, first, "late", 0.0)], 3)) == []
     assert await machine.db.run(tasks.hand_back([(task_id, first)])) == []
     assert await machine.db.run(tasks.renew([(task_id, first)])) == []
@@ -405,6 +417,55 @@ async def test_a_redis_that_comes_back_empty_costs_a_running_task_nothing(machin
     await machine.step()
     assert len(await machine.dead_letters()) == 1
     assert await machine.queue.length() == 0
+
+
+async def test_what_a_lost_reply_had_is_taken_again_and_what_is_in_hand_is_not(machine: Machine) -> None:
+    gate = asyncio.Event()
+
+    async def slow(work, lease):
+        await gate.wait()
+        return 1
+
+    machine.pipeline.behave = slow
+    in_hand = await machine.task()
+    await machine.worker.run_once()
+    lost = [await machine.task() for _ in range(3)]
+    reached = machine.queue._address
+    async with losing_replies(reached() or "") as address:
+        machine.queue._address, machine.queue._in_doubt = (lambda: address), True
+        with pytest.raises(RedisUnavailable):
+            await machine.worker.run_once()
+    machine.queue._address = reached
+    assert await machine.queue.pending() == 4, "Redis has given them out"
+    gate.set()
+    async with asyncio.timeout(20):
+        while machine.queue._read_again is not None:
+            await machine.step()
+    assert sorted(machine.pipeline.seen) == sorted([in_hand, *lost]), "each once"
+    assert (await machine.queue.length(), await machine.queue.pending()) == (0, 0)
+
+
+@asynccontextmanager
+async def losing_replies(address: str) -> AsyncIterator[str]:
+    """In front of Redis: whatever names an entry that was read is not passed on, and the line is cut."""
+    there = urlsplit(address)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection(there.hostname, there.port)
+        asks = asyncio.create_task(passed(reader, back_writer, None))
+        await passed(back_reader, writer, b"taskId")
+        asks.cancel()
+        for each in (writer, back_writer):
+            each.close()
+
+    async def passed(source: asyncio.StreamReader, to: asyncio.StreamWriter, never: bytes | None) -> None:
+        while (piece := await source.read(1 << 16)) and not (never and never in piece):
+            to.write(piece)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield there._replace(netloc=f"{there.netloc.rpartition('@')[0]}@{host}:{port}".lstrip("@")).geturl()
 
 
 async def test_it_runs_no_more_at_once_than_it_may(machine: Machine) -> None:

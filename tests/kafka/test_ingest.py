@@ -8,23 +8,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import httpx2
 import pytest
+from confluent_kafka import KafkaError, Producer
 
 from engram.assembly.gateway import build_app
 from engram.assembly.ingest import open_ingest, open_publishers
 from engram.assembly.queues import open_sweeper
 from engram.embedded import EmbeddedRedis
 from engram.ingest import events, tasks
+from engram.ingest.kafka import KafkaSubscriber, Message
+from engram.ingest.kafka_queue import TOPIC, KafkaSweeper, _task_of
 from engram.ingest.redis_queue import RedisQueue
 from engram.ingest.seam import Lease, Work
-from engram.kernel.errors import EngramError
+from engram.kernel.errors import EngramError, KafkaUnavailable
 from engram.kernel.runloop import run_loop, run_together
 from engram.kernel.settings import Settings
 from engram.postgres.executors import AsyncExecutor
 from engram.postgres.pool import connect
+from engram.postgres.query import Query
 from kafka.conftest import make_tasks
 from support.processes import environment, eventually, run_engram, started
 from support.serving import serving
@@ -174,6 +180,110 @@ async def test_a_message_that_comes_again_does_nothing(
         await until(db, ALL_SETTLED)
         await asyncio.sleep(0.5)
     assert sorted(pipeline.seen) == sorted(made)
+
+
+ODD = {
+    "nothing": b"",
+    "a number": b"5",
+    "null": b"null",
+    "a list": b"[1, 2]",
+    "text": b'"taskId"',
+    "a number for a task": b'{"taskId": 5}',
+    "null for a task": b'{"taskId": null}',
+    "a list for a task": b'{"taskId": ["a"]}',
+    "an object for a task": b'{"taskId": {}}',
+    "no task": b'{"taskId": "nonsense"}',
+    "another's": b'{"hello": "world"}',
+    "deep": b"[" * 100_000,
+    "deep and closed": b'{"taskId": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    "no UTF-8": b'{"taskId": "\xff\xfe"}',
+    "half a surrogate": b'{"taskId": "\\ud800"}',
+    "a long number": b'{"taskId": ' + b"9" * 100_000 + b"}",
+    "large": b'{"taskId": "' + b"a" * 900_000 + b'"}',
+}
+
+
+async def test_messages_that_are_no_task_hold_nobody_up(db: AsyncExecutor, kafka_settings: Settings) -> None:
+    """Anybody may write to a topic."""
+    (task,) = await make_tasks(db, 1)
+    producer = Producer({"bootstrap.servers": kafka_settings.kafka_bootstrap_servers})
+    for value in ODD.values():
+        producer.produce(TOPIC, value, headers=[("id", b"\x00\xff")])
+    known = b'{"taskId": "%s"}' % str(task).encode()
+    producer.produce(TOPIC, known, headers=[("id", b"a\x00b")])
+    assert await asyncio.to_thread(producer.flush, 20) == 0
+    pipeline = Noted()
+    async with working(kafka_settings, pipeline):
+        await until(db, ALL_SUCCEEDED)
+    assert pipeline.seen == [task]
+
+
+@pytest.mark.parametrize("which", ODD)
+def test_what_is_no_task_is_none(which: str) -> None:
+    assert _task_of(Message("1", (TOPIC, 0, 1), ODD[which])) is None
+
+
+class _Told:
+    """What librdkafka hands over: a message, or the news of an error."""
+
+    def __init__(self, offset: int, error: KafkaError | None = None) -> None:
+        self._offset, self._error = offset, error
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def topic(self) -> str:
+        return TOPIC
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def headers(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return b"{}"
+
+
+def test_an_error_after_messages_is_told_once_they_are_taken() -> None:
+    subscriber = KafkaSubscriber("127.0.0.1:1", [TOPIC], "g")
+    batches = [[_Told(0), _Told(1), _Told(2, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))], [_Told(2)]]
+    subscriber._consumer = SimpleNamespace(consume=lambda *_: batches.pop(0), close=lambda: None)  # type: ignore[assignment]
+    assert [message.place[2] for message in subscriber.take(9, 0.1)] == [0, 1]
+    with pytest.raises(KafkaUnavailable):
+        subscriber.take(9, 0.1)
+    assert [message.place[2] for message in subscriber.take(9, 0.1)] == [2]
+    subscriber.close()
+
+
+class ConfirmedAtOnce(AsyncExecutor):
+    """A broker and a publisher that are so quick that no event is ever seen waiting."""
+
+    async def run(self, query: Query[Any]) -> Any:
+        answer = await super().run(query)
+        if query.statement == events.SQL["emit"]:
+            async with self.pool.connection() as connection:
+                await connection.execute(
+                    "UPDATE ingest.outbox_event SET status = 'SENT', sent_at = now() WHERE status = 'NEW'"
+                )
+        return answer
+
+
+async def test_a_rebuild_tells_of_each_task_once_however_quick_the_broker_is(
+    db: AsyncExecutor, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.ingest.kafka_queue.PAGE", 10)
+    made = await make_tasks(db, 25)
+    sweeper = KafkaSweeper(ConfirmedAtOnce(db.pool))
+    async with asyncio.timeout(30):
+        for time in (1, 2):
+            assert await sweeper.rebuild() == 25
+            told = column(dsn, "SELECT task_id FROM ingest.outbox_event")
+            assert sorted(told) == sorted(made * time)
+    assert await sweeper.run_once() == 0
 
 
 async def test_an_event_that_nobody_took_is_explained_and_redriven(

@@ -17,15 +17,21 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from engram.kernel.errors import DocumentRefused
+
 MAX_BYTES = 1_500
+# More than the largest text makes of whole paragraphs: these are headings over nothing.
+MAX_PASSAGES = 100_000
 OVERLAP_BYTES = 200
 HEADING_SEPARATOR = " › "
 # A longer heading is a paragraph that somebody made bold.
 _MAX_HEADING_CHARS = 200
 _DEEPEST = 6
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
-# To the end of a sentence, with the space after it.
-_SENTENCES = re.compile(r".+?(?:[.!?…]+[\"'”’)\]]*\s+|[。！？；]+[”’」』）]*\s*|\n+|\Z)", re.DOTALL)
+# To the end of a sentence, with the space after it. A run of dots is looked at once, from its first.
+_SENTENCES = re.compile(
+    r".+?(?:(?<![.!?…])[.!?…]++[\"'”’)\]]*+\s+|[。！？；]+[”’」』）]*\s*|\n+|\Z)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,14 @@ class Passage:
 
 
 def passages(blocks: Iterable[Block]) -> list[Passage]:
+    """Raises `DocumentRefused` for one that has too many."""
     found: list[Passage] = []
     for heading, page, body in _sections(blocks):
         for content, overlap in _filled(body):
+            if len(found) == MAX_PASSAGES:
+                raise DocumentRefused(
+                    f"the document has more than {MAX_PASSAGES:,} passages", hint="split it"
+                )
             found.append(Passage(len(found), heading, page, content, overlap))
     return found
 

@@ -109,8 +109,8 @@ def story(wanted: UUID) -> Query[Row | None]:
     return Query(SQL["story"], maybe_row, {"id": wanted})
 
 
-def owed(limit: int, *, lost: bool = False) -> Query[list[UUID]]:
-    return Query(SQL["owed"], _ids, {"limit": limit, "lost": lost})
+def owed(limit: int, *, lost: bool = False, after: UUID | None = None) -> Query[list[UUID]]:
+    return Query(SQL["owed"], _ids, {"limit": limit, "lost": lost, "after": after})
 
 
 def _ids(found: list[Row]) -> list[UUID]:

@@ -111,9 +111,10 @@ FROM ingest.outbox_event WHERE task_id = %(task_id)s ORDER BY seq DESC LIMIT %(l
 
 -- name: owed
 -- Tasks that should have an event by now and have none since they came to wait; with `lost`,
--- also those whose event was sent, for a topic that has lost its messages.
+-- also those whose event was sent, for a topic that has lost its messages. By id, a page at a time.
 SELECT t.id FROM ingest.ingest_task t
 WHERE t.status IN ('QUEUED', 'RETRYING')
+  AND (%(after)s::uuid IS NULL OR t.id > %(after)s)
   AND (t.next_retry_at IS NULL OR t.next_retry_at <= now())
   AND NOT EXISTS (
       SELECT FROM ingest.outbox_event e

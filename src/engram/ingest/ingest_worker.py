@@ -341,7 +341,7 @@ class IngestWorker:
         return settled
 
     async def _succeeded(self, runs: Sequence[Run], settled: _Settled) -> None:
-        done = [(*run.lease, run.outcome.segments) for run in runs if isinstance(run.outcome, Finished)]
+        done = [(run.work, run.outcome.segments) for run in runs if isinstance(run.outcome, Finished)]
         ours = await self._db.run(tasks.succeed(done))
         if len(ours) < len(runs):
             ours += await self._settled_before(runs, "SUCCEEDED")

@@ -19,6 +19,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from engram.ingest.events import Event
+from engram.kernel.content import storable
 from engram.kernel.errors import KafkaUnavailable
 from engram.kernel.logs import fields
 
@@ -167,20 +168,23 @@ class KafkaSubscriber:
             "log_level": CLIENT_LOG_LEVEL,
         }
         self._consumer: confluent_kafka.Consumer | None = None
+        self._failed: KafkaUnavailable | None = None
         self._read: dict[tuple[str, int], _Partition] = {}
 
     def take(self, count: int, wait_seconds: float) -> list[Message]:
-        """Up to `count` messages; raises `KafkaUnavailable`."""
+        """Up to `count` messages; raises `KafkaUnavailable`, but only once those that came are taken."""
         found: list[Message] = []
         try:
-            for message in self._open().consume(count, wait_seconds):
-                if error := message.error():
-                    if not _passes(error):
-                        raise KafkaUnavailable(_told(error), hint="check KAFKA_BOOTSTRAP_SERVERS")
-                    continue
-                found.append(self._noted(message))
+            for message in () if self._failed else self._open().consume(count, wait_seconds):
+                if not (error := message.error()):
+                    found.append(self._noted(message))
+                elif not _passes(error):
+                    self._failed = KafkaUnavailable(_told(error), hint="check KAFKA_BOOTSTRAP_SERVERS")
         except KafkaException as error:
             raise KafkaUnavailable(_told(error.args[0])) from error
+        if self._failed and not found:
+            failed, self._failed = self._failed, None
+            raise failed
         return found
 
     def settle(self, places: Sequence[tuple[str, int, int]]) -> None:
@@ -215,7 +219,9 @@ class KafkaSubscriber:
         self._read.setdefault((topic, partition), _Partition(offset)).waiting.append(offset)
         headers = dict(message.headers() or [])
         given = headers.get("id") or f"{topic}/{partition}/{offset}".encode()
-        return Message(given.decode("utf-8", "replace"), (topic, partition, offset), message.value() or b"")
+        return Message(
+            storable(given.decode("utf-8", "replace")), (topic, partition, offset), message.value() or b""
+        )
 
     def _revoked(self, _: Any, partitions: Sequence[TopicPartition]) -> None:
         """They are somebody else's; what was read of them is delivered to it again."""

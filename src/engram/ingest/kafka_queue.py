@@ -75,17 +75,18 @@ class KafkaSweeper:
         self._db = db
 
     async def run_once(self) -> int:
-        return await self._page(lost=False)
+        owed = await self._db.run(events.owed(PAGE))
+        return await self._tell(owed)
 
     async def rebuild(self) -> int:
-        """Tell of every waiting task anew, also of those whose message may be lost; how many."""
-        count = 0
-        while page := await self._page(lost=True):
-            count += page
+        """Tell of every waiting task anew, once, also of those whose message may be lost; how many."""
+        count, after = 0, None
+        while page := await self._db.run(events.owed(PAGE, lost=True, after=after)):
+            after = page[-1]
+            count += await self._tell(page)
         return count
 
-    async def _page(self, *, lost: bool) -> int:
-        owed = await self._db.run(events.owed(PAGE, lost=lost))
+    async def _tell(self, owed: Sequence[UUID]) -> int:
         if not owed:
             return 0
         known = await self._db.run(tasks.judge(owed))
@@ -99,7 +100,8 @@ class KafkaSweeper:
 
 
 def _task_of(message: Message) -> UUID | None:
+    """None for whatever is no task: anybody may write to a topic."""
     try:
-        return UUID(json.loads(message.value)["taskId"])
-    except (ValueError, TypeError, KeyError):
+        return UUID(str(json.loads(message.value)["taskId"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

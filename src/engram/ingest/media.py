@@ -33,12 +33,16 @@ _TEXT_NAMES = {
     ".md": MARKDOWN, ".markdown": MARKDOWN, ".mdx": MARKDOWN, ".csv": CSV, ".tsv": CSV,
     ".html": HTML, ".htm": HTML, ".xhtml": HTML, ".txt": TEXT, ".text": TEXT, ".log": TEXT,
 }  # fmt: skip
+_PDF = b"%PDF-"
 _ZIP = b"PK\x03\x04"
 _COMPOUND = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 # Kinds that are text to the eye and not to a reader.
 _UNREADABLE = (b"{\\rtf", b"%!PS")
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_PAGE = re.compile(rb"^(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+# Possessive: what stands before the first tag is never tried in another way, which could take for ever.
+_PAGE = re.compile(
+    rb"^(?>\s+|<!--.*?-->|<\?xml[^>]*\?>)*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
 _HEADING = re.compile(rb"^(?:#{1,6} \S|```|[=-]{3,}\s*$)", re.MULTILINE)
 # Bytes of no text in any encoding but UTF-16.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -56,7 +60,7 @@ def detect(head: bytes, filename: str) -> str:
     if not head.strip():
         raise DocumentRefused("the file is empty", hint=_HINT)
     suffix = PurePosixPath(filename.lower()).suffix
-    if b"%PDF-" in head[:1024]:
+    if _begins_a_pdf(head):
         return PDF
     if head.startswith(_ZIP):
         return _office(head, suffix)
@@ -66,6 +70,13 @@ def detect(head: bytes, filename: str) -> str:
             hint="save it without a password as DOCX, PPTX, XLSX or PDF",
         )
     return _text(head, suffix)
+
+
+def _begins_a_pdf(head: bytes) -> bool:
+    """Something may stand before it; but a text may also tell of PDFs."""
+    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_PDF):
+        return True
+    return _PDF in head[:1024] and not _readable(head)
 
 
 def _office(head: bytes, suffix: str) -> str:

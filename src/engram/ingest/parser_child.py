@@ -15,6 +15,7 @@ object: `{"done": true}`, or `{"refused": why}` with one of the words that
 from __future__ import annotations
 
 import codecs
+import html
 import io
 import json
 import os
@@ -24,27 +25,37 @@ import secrets
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
+from xml.etree import ElementTree
 
 Block = tuple[str, int, str, int | None]
 
 _BATCH_CHARS = 200_000
 _ZIP_TYPES = "application/vnd.openxmlformats-officedocument."
+_WORKBOOK = f"{_ZIP_TYPES}spreadsheetml.sheet"
 _PLAIN = {"text/plain", "text/markdown", "text/csv", "text/html"}
 _MAX_MEMBERS = 20_000
 _MAX_RATIO = 200
 # As much of a page's text as its headings and paragraphs must have to be believed.
 _MOST_OF = 0.95
+# Of the characters of a Chinese text: as many at least are common ones, as few stand alone in a word of letters.
+_COMMON, _AMONG_LETTERS = 0.3, 0.5
 _HEAD = re.compile(r"<head\b.*?</head\s*>|<title\b.*?</title\s*>|<meta\b[^>]*>", re.IGNORECASE | re.DOTALL)
 _HEADING = re.compile(r"(?P<marks>#{1,6})(?:[ \t]+|$)")
 _FENCE = re.compile(r"(?P<fence>`{3,}|~{3,})")
 _RULE = re.compile(r"(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}")
 _LISTED = re.compile(r"\s*(?:[-*+>]|\d+[.)])\s")
-_DELIMITER = re.compile(r"[\s|:-]*-[\s|:-]*")
+_DELIMITER = re.compile(r"(?=[^-]*-)[\s|:-]++")
 _CELLS = re.compile(r"(?<!\\)\|")
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"\[([^\[\]]*)\]\([^)\[]*\)")
+# A quote that is never closed is none.
+_TAG = re.compile(r"""<(?P<end>/?)(?P<name>[A-Za-z][^\s/>]*+)(?P<rest>(?:[^"'>]|"[^"]*+"|'[^']*+')*+)>""")
+_QUOTED = re.compile(r""""[^"]*+"|'[^']*+'""")
+_TARGET = re.compile(r"\]\([^()\s]*\)")
+_CELL_WITH_SOMETHING = re.compile(rb"<(?:[\w.-]+:)?(?:v|is)[\s>]")
+_FOREIGN = re.compile(r"(?P<before>[A-Za-z])?(?P<run>[^\x00-\x7f]+)(?P<after>[A-Za-z])?")
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -155,7 +166,55 @@ def _converted(content: bytes, media_type: str) -> Iterator[Block]:
         content = text.encode()
     mark = f"slide-{secrets.token_hex(8)}-"
     found = _extracted(content, media_type, f"\n\n{mark}{{page_num}}\n\n")
-    return _Markdown(found.content.splitlines(), escaped=True, page_mark=mark).blocks()
+    if media_type == _WORKBOOK:
+        _require_every_sheet(content, {table.page_number for table in found.tables})
+    blocks = _Markdown(found.content.splitlines(), escaped=True, page_mark=mark).blocks()
+    return _whole_page(list(blocks), text) if media_type == "text/html" else blocks
+
+
+def _whole_page(told: list[Block], text: str) -> Iterator[Block]:
+    """Of a page of which the library lost something, its paragraphs: it gives up where tags are nested deep."""
+    shown = _Page(text).blocks()
+    return iter(told if _letters(told) >= _MOST_OF * _letters(shown) else shown)
+
+
+def _letters(blocks: Iterable[Block]) -> int:
+    """How many, but for where links lead."""
+    return sum(sum(map(str.isalnum, _TARGET.sub("]", text))) for _, _, text, _ in blocks)
+
+
+def _require_every_sheet(content: bytes, told: set[int]) -> None:
+    """The library leaves out a sheet with a cell so far down that what is above it fills no memory."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        there = set(archive.namelist())
+        for number, name in enumerate(_sheets(archive), 1):
+            if number not in told and name in there and _says_something(archive, name):
+                raise Refused("sheet")
+
+
+def _sheets(archive: zipfile.ZipFile) -> list[str]:
+    """The names of a workbook's sheets in the archive, in its order."""
+    try:
+        book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314
+        links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314
+    except (KeyError, ElementTree.ParseError):
+        return []
+    targets = {link.get("Id"): link.get("Target", "") for link in links}
+    named = (
+        value for sheet in book.findall(".//{*}sheet") for key, value in sheet.items() if key.endswith("}id")
+    )
+    paths = (targets.get(value, "") for value in named)
+    return [path[1:] if path.startswith("/") else f"xl/{path}" for path in paths]
+
+
+def _says_something(archive: zipfile.ZipFile, name: str) -> bool:
+    before = b""
+    with archive.open(name) as sheet:
+        while piece := sheet.read(1 << 20):
+            if _CELL_WITH_SOMETHING.search(before + piece):
+                return True
+            before = piece[-100:]
+    return False
 
 
 def _pdf(content: bytes, most_pages: int) -> Iterator[Block]:
@@ -211,16 +270,30 @@ def _require_harmless_zip(content: bytes, most: int) -> None:
 
 
 def _decoded(content: bytes) -> str:
-    """By its mark if it has one; else UTF-8, else what Chinese files are in, else Latin."""
+    """By its mark if it has one; else UTF-8, else what Chinese files are in if it reads so, else Latin."""
     for mark, encoding in _BOMS:
         if content.startswith(mark):
             return content.decode(encoding, "replace").replace("\0", "")
     for encoding in ("utf-8", "gb18030"):
         try:
-            return content.decode(encoding).replace("\0", "")
+            text = content.decode(encoding).replace("\0", "")
         except UnicodeDecodeError:
             continue
+        if encoding == "utf-8" or _is_chinese(text):
+            return text
     return content.decode("cp1252", "replace").replace("\0", "")
+
+
+def _is_chinese(text: str) -> bool:
+    """Or Latin letters taken for it: with its neighbour each makes a rare character, alone in a word."""
+    count = common = among_letters = 0
+    for found in _FOREIGN.finditer(text):
+        run = found["run"]
+        count += len(run)
+        # The first half of the standard has what is common, by its first bytes.
+        common += sum(lead <= 0xD7 for lead in run.encode("gb2312", "ignore")[::2])
+        among_letters += len(run) == 1 and bool(found["before"] or found["after"])
+    return common >= _COMMON * count and among_letters <= _AMONG_LETTERS * count
 
 
 def _extracted(content: bytes, media_type: str, page_mark: str | None) -> Any:
@@ -236,6 +309,8 @@ def _extracted(content: bytes, media_type: str, page_mark: str | None) -> Any:
         include_document_structure=page_mark is None,
         output_format="markdown",
         pages=pages,
+        # Else what is in forms and menus would be left out.
+        html_options={"preprocessing": {"enabled": True, "remove_forms": False, "remove_navigation": False}},
         concurrency=kreuzberg.ConcurrencyConfig(max_threads=1),
     )
     try:
@@ -255,6 +330,108 @@ def _grid(grid: dict[str, Any]) -> str:
     for cell in grid.get("cells", ()):
         lines.setdefault(int(cell["row"]), []).append(" ".join(str(cell["content"]).split()))
     return "\n".join(" | ".join(cells) for _, cells in sorted(lines.items()) if any(cells))
+
+
+class _Page:
+    """A page's headings and paragraphs by its tags alone, however they are nested: what a browser would show.
+
+    Everything is looked at once, whatever is not closed: Python's own parser of HTML is not that patient.
+    """
+
+    _UNSEEN = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "title"})
+    _RAW = frozenset({"script", "style"})
+    _WITHIN = frozenset({
+        "a", "abbr", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img", "ins",
+        "kbd", "label", "mark", "q", "ruby", "rt", "rp", "s", "samp", "small", "span", "strike", "strong", "sub",
+        "sup", "time", "tt", "u", "var", "wbr",
+    })  # fmt: skip
+    # Of others the end may be left out, so that nobody knows what a hidden one hides.
+    _CLOSED = frozenset({
+        "article", "aside", "dialog", "div", "footer", "form", "header", "main", "nav", "ol", "section", "span",
+        "table", "ul",
+    })  # fmt: skip
+    _BREAK = "\0"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: list[Block] = []
+        self._said: list[str] = []
+        self._level = 0
+        self._unseen, self._depth = "", 0
+
+    def blocks(self) -> list[Block]:
+        at = 0
+        while (begin := self._text.find("<", at)) >= 0:
+            self._say(self._text[at:begin])
+            at = self._passed(begin)
+        self._say(self._text[at:])
+        self._end_block()
+        return self._found
+
+    def _passed(self, begin: int) -> int:
+        """Where what begins with this "<" is over."""
+        if self._text.startswith("<!--", begin):
+            return self._after("-->", begin + 4)
+        tag = _TAG.match(self._text, begin)
+        if tag is None:
+            if re.match("[A-Za-z!?/]", self._text[begin + 1 : begin + 2]):
+                return self._after(">", begin)
+            self._say("<")
+            return begin + 1
+        name = tag["name"].lower()
+        if tag["end"]:
+            self._ended(name)
+        else:
+            self._begun(name, tag["rest"])
+        if name in self._RAW and not tag["end"]:
+            over = re.compile(f"</{name}", re.IGNORECASE).search(self._text, tag.end())
+            return over.start() if over else len(self._text)
+        return tag.end()
+
+    def _after(self, mark: str, begin: int) -> int:
+        end = self._text.find(mark, begin)
+        return end + len(mark) if end >= 0 else len(self._text)
+
+    def _begun(self, name: str, rest: str) -> None:
+        if self._unseen:
+            self._depth += name == self._unseen
+        elif name in self._UNSEEN or (name in self._CLOSED and _hides(rest)):
+            self._unseen, self._depth = ("", 0) if rest.endswith("/") else (name, 1)
+        else:
+            self._divide(name)
+            if name in ("h1", "h2", "h3", "h4", "h5", "h6"):
+                self._level = int(name[1])
+
+    def _ended(self, name: str) -> None:
+        if not self._unseen:
+            self._divide(name)
+        elif name == self._unseen:
+            self._depth -= 1
+            self._unseen = self._unseen if self._depth else ""
+
+    def _divide(self, name: str) -> None:
+        if name in ("br", "td", "th"):
+            self._say(self._BREAK if name == "br" else " ")
+        elif name not in self._WITHIN:
+            self._end_block()
+
+    def _say(self, text: str) -> None:
+        if text and not self._unseen:
+            self._said.append(text)
+
+    def _end_block(self) -> None:
+        said = "".join(self._said)
+        lines = (" ".join(html.unescape(line).split()) for line in said.split(self._BREAK))
+        text = "\n".join(line for line in lines if line)
+        if text:
+            self._found.append(("heading" if self._level else "text", self._level, text, None))
+        self._said, self._level = [], 0
+
+
+def _hides(rest: str) -> bool:
+    """Whether an element with these attributes is not shown."""
+    bare = _QUOTED.sub('""', rest).lower()
+    return " hidden" in f" {' '.join(bare.split())}" or "display:none" in "".join(rest.lower().split())
 
 
 class _Markdown:

@@ -3,7 +3,9 @@
 A try that fails half-way leaves whole batches behind. The next finds them and
 writes only what differs, and what an earlier, longer version left is removed
 with the last batch: so each passage is there once, however often a document
-comes in. A small document is one statement.
+comes in. A small document is one statement. The same bytes may be uploaded again
+as another kind or by another title: whoever is still writing what they were
+before writes nothing more, and its next try reads what they are now.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from engram.ingest.chunking import Passage, passages
 from engram.ingest.parsing import REFUSALS, Parsers
 from engram.ingest.seam import Lease, Work
 from engram.ingest.vectors import KnowledgeVectors
-from engram.kernel.errors import DocumentRefused, LeaseLost
+from engram.kernel.errors import DocumentRefused, LeaseLost, StateConflict
 from engram.kernel.failpoints import failpoint
 from engram.logbook.artifacts import ArtifactStore
 from engram.postgres import AsyncExecutor
@@ -56,7 +58,7 @@ class DocumentPipeline:
 
     async def _passages(self, work: Work) -> list[Passage]:
         with self._artifacts.open(work.artifact_key) as content:
-            blocks = await self._parsers.parse(content, work.media_type)
+            blocks = await self._parsers.parse(content, work.media_type, owner=work.owner)
         # In a thread: a large document takes seconds, and leases are renewed meanwhile.
         found = await asyncio.to_thread(passages, blocks)
         if not found:
@@ -68,8 +70,13 @@ class DocumentPipeline:
         home = self._vectors.home
         count = total if batch[-1].ordinal + 1 == total else None
         guarded = segments.write(work, batch, vectors if home.in_rows else None, count=count)
-        if not await self._db.run(guarded):
+        written = await self._db.run(guarded)
+        if written is None:
             raise LeaseLost(f"task {work.task_id} is not this worker's any more")
+        if not written["same"]:
+            raise StateConflict(
+                "the document was uploaded anew meanwhile, as another kind or by another title"
+            )
         if vectors is not None:
             await home.put(work, batch, vectors)
 

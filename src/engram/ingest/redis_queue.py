@@ -76,6 +76,8 @@ class RedisQueue:
         self._redis: Redis | None = None
         self._reached = ""
         self._in_doubt = self._has_group = False
+        # How far its own pending entries were read again; None: nothing can have been lost.
+        self._read_again: str | None = None
 
     async def close(self) -> None:
         if self._redis is not None:
@@ -90,10 +92,21 @@ class RedisQueue:
                 return [_text(entry) for entry in await pipe.execute()]
 
     async def take(self, consumer: str, count: int, wait_seconds: float) -> list[Entry]:
-        milliseconds = max(1, int(wait_seconds * 1000))
+        """After a failure first what is pending for this consumer: a reply with entries may have been lost.
+
+        Among them are those that it has in hand; the rows turn them away.
+        """
+        if self._read_again is not None:
+            own = await self._read(consumer, self._read_again, count, None)
+            self._read_again = own[-1].id if own else None
+            if own:
+                return own
+        return await self._read(consumer, ">", count, max(1, int(wait_seconds * 1000)))
+
+    async def _read(self, consumer: str, after: str, count: int, milliseconds: int | None) -> list[Entry]:
         found: Any = await self._grouped(
             lambda redis: redis.xreadgroup(
-                self.group, consumer, {self.stream: ">"}, count=count, block=milliseconds
+                self.group, consumer, {self.stream: after}, count=count, block=milliseconds
             )
         )
         return [_entry(raw) for _, entries in found or () for raw in entries]
@@ -228,7 +241,7 @@ class RedisQueue:
         try:
             yield
         except (RedisError, OSError, ValueError) as error:
-            self._in_doubt, self._has_group = True, False
+            self._in_doubt, self._has_group, self._read_again = True, False, "0"
             raise RedisUnavailable(f"Redis does not answer: {error}", hint="check REDIS_URL") from error
 
 

@@ -14,7 +14,7 @@ from engram.ingest.chunking import Passage
 from engram.ingest.seam import Work
 from engram.postgres import Query, Row, load_sql
 from engram.postgres.arrays import Reals
-from engram.postgres.query import any_row, rows, scalar
+from engram.postgres.query import maybe_row, rows, scalar
 from engram.search.frequencies import Frequencies, read_frequencies
 from engram.search.lookup import ENOUGH, Lookup
 from engram.search.tokens import tokenize, tsvector
@@ -31,11 +31,17 @@ PREFIX = "segment_near_"
 
 def write(
     work: Work, batch: Sequence[Passage], vectors: Matrix | None, *, count: int | None = None
-) -> Query[bool]:
-    """False: the task is not ours any more, and nothing was written. The last batch tells the `count`."""
+) -> Query[Row | None]:
+    """None: the task is not ours any more. Not `same`: the document is something else by now.
+
+    Nothing was written in either case. The last batch tells the `count`.
+    """
     params = {
         "task_id": work.task_id,
         "lease_token": work.lease_token,
+        "document_id": work.document_id,
+        "media_type": work.media_type,
+        "title": work.title,
         "count": count,
         "ordinals": [passage.ordinal for passage in batch],
         "headings": [passage.heading for passage in batch],
@@ -45,7 +51,7 @@ def write(
         "numbers": None if vectors is None else Reals(vectors),
         "dimensions": 0 if vectors is None else vectors.shape[1],
     }
-    return Query(_SQL["write"], any_row, params)
+    return Query(_SQL["write"], maybe_row, params)
 
 
 def by_words(tags: Sequence[str], lookup: Lookup, limit: int) -> Query[list[Key]]:

@@ -1,7 +1,10 @@
 -- name: write
--- Passages of a task's document, each once, if the task is still the writer's; answers whether it is.
+-- Passages of a task's document, each once, if the task is still the writer's and the document still
+-- what was read; one row if the task is, which answers whether the document is.
 --
--- The task's row is locked, so nobody can take it over before this is committed.
+-- The task's row is locked, so nobody can take it over before this is committed; so is the document's,
+-- so that no upload makes another kind of it or gives it another title meanwhile. Two tasks of one
+-- document may therefore write at once: both write the same.
 -- A passage that is there already, from an earlier try, is left alone unless it differs.
 -- With the last ones comes their `count`: what an earlier, longer version left beyond it goes.
 WITH held AS MATERIALIZED (
@@ -12,6 +15,11 @@ WITH held AS MATERIALIZED (
       AND t.lease_token = %(lease_token)s
       AND t.locked_at + make_interval(secs => t.lease_seconds) > now()
     FOR SHARE
+), same AS MATERIALIZED (
+    SELECT d.id
+    FROM ingest.knowledge_document AS d
+    WHERE d.id = %(document_id)s AND d.media_type = %(media_type)s AND d.title = %(title)s
+    FOR SHARE
 ), written AS (
     INSERT INTO ingest.knowledge_segment AS s
         (document_id, ordinal, tags, heading, page, content, words, embedding, to_embed)
@@ -21,6 +29,7 @@ WITH held AS MATERIALIZED (
            (%(numbers)s::real[])[(given.place - 1) * %(dimensions)s + 1 : given.place * %(dimensions)s],
            %(numbers)s::real[] IS NULL
     FROM held
+    JOIN same ON same.id = held.document_id
     CROSS JOIN unnest(
         %(ordinals)s::integer[], %(headings)s::text[], %(pages)s::integer[],
         %(contents)s::text[], %(words)s::tsvector[]
@@ -33,9 +42,10 @@ WITH held AS MATERIALIZED (
 ), left_over AS (
     DELETE FROM ingest.knowledge_segment AS s
     USING held
+    JOIN same ON same.id = held.document_id
     WHERE s.document_id = held.document_id AND s.ordinal >= %(count)s::integer
 )
-SELECT document_id FROM held;
+SELECT EXISTS (SELECT FROM same) AS same FROM held;
 
 -- name: by_words
 -- The best passages by words: rare words choose the candidates, all words rank them.

@@ -127,10 +127,14 @@ def progress(task_id: UUID, lease_token: int, processed: int, total: int) -> Que
     return Query(SQL["progress"], any_row, params)
 
 
-def succeed(done: Sequence[tuple[UUID, int, int]]) -> Query[list[UUID]]:
-    """Settle `(task, token, segments)`."""
-    leases = [(task_id, token) for task_id, token, _ in done]
-    params = {**_leases(leases), "segments": [segments for _, _, segments in done]}
+def succeed(done: Sequence[tuple[Work, int]]) -> Query[list[UUID]]:
+    """Settle `(work, segments)`."""
+    params = {
+        **_leases([(work.task_id, work.lease_token) for work, _ in done]),
+        "media_types": [work.media_type for work, _ in done],
+        "titles": [work.title for work, _ in done],
+        "segments": [segments for _, segments in done],
+    }
     return Query(SQL["succeed"], _ids, params)
 
 

@@ -135,10 +135,12 @@ WHERE id = %(task_id)s
 RETURNING id;
 
 -- name: succeed
--- Finish tasks whose lease is held and live; their documents can be searched now.
+-- Finish tasks whose lease is held and live; their documents can be searched now. A document that was
+-- made something else by a later upload is left to that one's task.
 WITH asked AS MATERIALIZED (
-    SELECT * FROM unnest(%(task_ids)s::uuid[], %(lease_tokens)s::bigint[], %(segments)s::integer[])
-        AS a (task_id, lease_token, segments)
+    SELECT * FROM unnest(%(task_ids)s::uuid[], %(lease_tokens)s::bigint[], %(media_types)s::text[],
+                         %(titles)s::text[], %(segments)s::integer[])
+        AS a (task_id, lease_token, media_type, title, segments)
 ), settled AS (
     UPDATE ingest.ingest_task t
     SET status = 'SUCCEEDED', processed_segments = asked.segments, total_segments = asked.segments,
@@ -149,14 +151,15 @@ WITH asked AS MATERIALIZED (
       AND t.status = 'RUNNING'
       AND t.lease_token = asked.lease_token
       AND t.locked_at + make_interval(secs => t.lease_seconds) > now()
-    RETURNING t.id, t.document_id, t.attempt_count, t.total_segments
+    RETURNING t.id, t.document_id, t.attempt_count, t.total_segments, asked.media_type, asked.title
 ), transition AS (
     INSERT INTO ingest.ingest_task_transition (task_id, from_status, to_status, attempt_count, message)
     SELECT id, 'RUNNING', 'SUCCEEDED', attempt_count, total_segments || ' segments' FROM settled
 ), document AS (
     UPDATE ingest.knowledge_document d
     SET status = 'READY', segments = settled.total_segments, updated_at = now()
-    FROM settled WHERE d.id = settled.document_id
+    FROM settled
+    WHERE d.id = settled.document_id AND d.media_type = settled.media_type AND d.title = settled.title
 )
 SELECT id FROM settled;
 

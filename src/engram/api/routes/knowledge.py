@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engram.api.caller import caller_of
@@ -27,8 +29,11 @@ from engram.ingest.tasks import Place
 from engram.ingest.uploads import Kept, Uploads
 from engram.kernel.content import why_unstorable
 from engram.kernel.errors import InputError, NotFound
+from engram.kernel.logs import fields
 from engram.logbook.idempotency_keys import Answer
 from engram.postgres.query import Row
+
+log = logging.getLogger(__name__)
 
 UPLOAD_PATH = "/api/knowledge/documents/upload-async"
 # What the multipart wrapping may add to a document.
@@ -147,10 +152,14 @@ async def upload(
     """
     owner = _owner(request, callers.WRITE)
     services: Services = request.app.state.services
-    async with request.form(max_files=1, max_fields=4) as form:
-        file, title = _file(form), _title(form)
-        async with services.uploads.keep(file.file, file.filename or "") as kept:
-            answer = await _entered(services, owner, kept, title, idempotency_key)
+    try:
+        async with request.form(max_files=1, max_fields=4) as form:
+            file, title = _file(form), _title(form)
+            async with services.uploads.keep(file.file, file.filename or "") as kept:
+                answer = await _entered(services, owner, kept, title, idempotency_key)
+    except ClientDisconnect:
+        log.info("upload.broken_off", extra=fields(owner=owner))
+        return Response(status_code=400)  # nobody is left to read it
     return JSONResponse(answer.body, answer.status_code, headers=answer.headers)
 
 
