@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -242,3 +243,13 @@ def test_a_credential_is_masked_to_its_end(text: str) -> None:
 def test_a_secret_within_another_does_not_uncover_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_hidden", ["hunter2", "hunter2-and-more"])
     assert redact("hunter2-and-more") == "***"
+
+
+@pytest.mark.parametrize(
+    "text", ["://" * 50_000, "://u:" * 30_000, "://u:p@" * 20_000, "password='" * 20_000]
+)
+def test_what_somebody_wrote_to_slow_it_down_does_not(text: str) -> None:
+    """Each took minutes when a pattern looked for the password of an address."""
+    began = time.process_time()
+    redact(text)
+    assert time.process_time() - began < 5

@@ -25,12 +25,13 @@ _NAMED = r"(?:authorization|x-api-key|password|passwd|api[_-]?key|(?<![\w-])toke
 # A value ends where its quote does; without one, at white space or punctuation.
 _VALUE = r"""(?:"[^"]*"|'[^']*'|(?:(?:basic|bearer)\s+)?[^\s,;&}\])'"]+)"""
 _CREDENTIALS = (
-    re.compile(r"(?i)(://[^\s:/@]*:)\S+(@)"),
     re.compile(rf"(?i)({_NAMED}[\"']?\s*[:=]\s*){_VALUE}()"),
     re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{6,}()"),
     # A token of engram's own, whatever stands before it.
     re.compile(r"(engram_)[A-Za-z0-9_-]{43}()"),
 )
+_WORD = re.compile(r"\S+")
+_USER = re.compile(r"://[^\s:/@]*:")
 _hidden: set[str] = set()
 
 
@@ -44,9 +45,18 @@ def redact(text: str) -> str:
     # Longest first: a secret that begins like another must not uncover its rest.
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, _MASK)
+    if "://" in text:
+        text = _WORD.sub(_without_password, text)
     for pattern in _CREDENTIALS:
         text = pattern.sub(rf"\g<1>{_MASK}\g<2>", text)
     return text
+
+
+def _without_password(word: re.Match[str]) -> str:
+    """An address without the password in it. By hand: one pattern for it would take quadratic time."""
+    address = word[0]
+    user, end = _USER.search(address), address.rfind("@")
+    return f"{address[: user.end()]}{_MASK}{address[end:]}" if user and end > user.end() else address
 
 
 def _redacted(value: Any) -> Any:
