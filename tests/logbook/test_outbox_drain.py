@@ -105,7 +105,8 @@ def _wreak(
             os.kill(server.pid or 0, signal.SIGKILL)
             server.start()
         crew.kill_one(chance)
-        time.sleep(chance.uniform(0.05, 0.25))
+        # A new one takes most of a second to begin: killed faster, nobody would get to do anything.
+        time.sleep(chance.uniform(0.3, 1.0))
 
 
 def _pending(dsn: str) -> int | None:

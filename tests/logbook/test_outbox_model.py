@@ -285,7 +285,7 @@ def test_leases_follow_the_model(config: Config, scale: float) -> None:
     run_state_machine_as_test(
         Leases,
         settings=settings(
-            max_examples=int(40 * scale),
+            max_examples=int(34 * scale),
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),
