@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engram.gateway.callers import Caller
-from engram.gateway.inputs import MAX_ID, number_problem, refuse, text_problem
+from engram.gateway.inputs import number_problem, refuse, text_problem
 from engram.gateway.notebook import require_item
 from engram.gateway.placement import Placed, Placement
 from engram.gateway.spaces import parse_space, team_space
+from engram.kernel.content import MAX_ID
 from engram.kernel.errors import ArtifactCorrupt, InputError, NotFound
 from engram.kernel.failpoints import failpoint
 from engram.logbook import facts, items

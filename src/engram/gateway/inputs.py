@@ -11,7 +11,6 @@ from engram.kernel.content import why_unstorable
 from engram.kernel.errors import InputError
 
 MAX_JSON_BYTES = 32_768
-MAX_ID = (1 << 63) - 1
 
 
 def refuse(wrong: Mapping[str, str | None]) -> None:

@@ -16,6 +16,7 @@ from engram.gateway.callers import Caller
 from engram.gateway.erasing import Eraser
 from engram.gateway.spaces import parse_space
 from engram.kernel.clock import SYSTEM_CLOCK
+from engram.kernel.content import MAX_ID
 from engram.kernel.errors import EngramError, Forbidden, InputError, NotFound, StateConflict
 from engram.kernel.failpoints import failpoint
 from engram.kernel.logs import fields
@@ -28,7 +29,6 @@ from engram.postgres.query import Row
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-MAX_BIGINT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +155,5 @@ def _validate(request: ForgetRequest) -> None:
             "give either memory_id or outbox_id",
             fields={"memory_id": "exactly one of the two", "outbox_id": "exactly one of the two"},
         )
-    if request.outbox_id is not None and not 0 < request.outbox_id <= MAX_BIGINT:
+    if request.outbox_id is not None and not 0 < request.outbox_id <= MAX_ID:
         raise InputError("no such outbox_id", fields={"outbox_id": "must be a positive number"})

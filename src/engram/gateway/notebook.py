@@ -16,7 +16,6 @@ from typing import Any
 
 from engram.gateway.callers import Caller
 from engram.gateway.inputs import (
-    MAX_ID,
     actor_problem,
     json_problem,
     number_problem,
@@ -26,6 +25,7 @@ from engram.gateway.inputs import (
 )
 from engram.gateway.placement import Placement
 from engram.gateway.spaces import parse_space, private_space, team_space
+from engram.kernel.content import MAX_ID
 from engram.kernel.errors import NotFound
 from engram.logbook import items
 from engram.logbook.items import Event

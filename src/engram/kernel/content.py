@@ -6,6 +6,8 @@ import hashlib
 from math import isfinite
 
 MAX_DEPTH = 64
+# The largest number that PostgreSQL gives a row.
+MAX_ID = (1 << 63) - 1
 
 
 def payload_sha(payload: str) -> str:

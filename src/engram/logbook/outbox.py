@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from engram.kernel.clock import SYSTEM_CLOCK
-from engram.kernel.content import labelled_sha, storable, why_unstorable
+from engram.kernel.content import MAX_ID, labelled_sha, storable, why_unstorable
 from engram.kernel.content import payload_sha as sha_of
 from engram.kernel.durations import MOST_SECONDS
 from engram.kernel.errors import OutboxInvalid
@@ -38,7 +38,6 @@ SQL = load_sql("engram.logbook", "outbox.sql")
 CHANNEL = "engram_outbox"
 # PostgreSQL knows times that Python does not: a row that waits for one could be neither claimed nor read.
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
-MAX_BIGINT = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,8 +487,8 @@ def _number(name: str, given: int) -> int:
     try:
         number = index(given)
     except TypeError:
-        number = MAX_BIGINT + 1
-    if abs(number) > MAX_BIGINT:
+        number = MAX_ID + 1
+    if abs(number) > MAX_ID:
         raise OutboxInvalid(
             f"{name}: {given!r:.80} is none",
             hint="give it as the claim did",
